@@ -1,0 +1,426 @@
+//! The policy: limits, outages, and the guards that hold slots.
+//!
+//! A [`Limiter`] asks its [`SlotStore`] for slots and hands them out as [`Slot`]s. The
+//! layer of this crate is one user of it; a worker that takes jobs from a queue may be another:
+//!
+//! ```
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! use tower_slots::{AcquireError, Limiter, MemoryStore};
+//!
+//! let limiter = Limiter::builder(MemoryStore::new()).limit(2).build()?;
+//! match limiter.try_acquire("acme").await {
+//!     Ok(_slot) => { /* work; the slot is given back when `_slot` is dropped */ }
+//!     Err(AcquireError::Saturated { retry_after, .. }) => println!("again in {retry_after:?}"),
+//!     Err(error) => return Err(error.into()),
+//! }
+//! # Ok(()) }
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run()).unwrap();
+//! ```
+
+mod builder;
+mod error;
+mod id;
+mod limits;
+mod outage;
+mod slot;
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+pub use self::builder::LimiterBuilder;
+pub use self::error::{AcquireError, KeyError};
+pub use self::id::ProjectId;
+use self::limits::Limits;
+pub use self::limits::{Limit, LimitAnswer, LimitSource};
+pub use self::outage::OnOutage;
+use self::outage::{Outage, local_limit};
+use self::slot::{Held, Taken};
+pub use self::slot::{HeldSlot, Origin, Slot, SlotHandle};
+use crate::metrics::{Acquired, Meters, Outcome};
+use crate::store::{Claim, Grant, Holder, Key, Lost, Reply, SlotStore, StoreError, Terms};
+use crate::trace::{Sparingly, event};
+
+/// Limits how many slots each project has in use at once. A cheap clone; clones share everything.
+///
+/// Needs a tokio runtime for a [`LimitSource`] and for [`RedisStore`](crate::RedisStore); with a
+/// [`MemoryStore`](crate::MemoryStore) and fixed limits it runs anywhere.
+#[derive(Clone)]
+pub struct Limiter {
+    core: Arc<Core>,
+}
+
+/// How to acquire: how many slots one request takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Acquire {
+    weight: u32,
+}
+
+impl Acquire {
+    /// Takes `weight` slots, all or none.
+    #[must_use]
+    pub fn weight(weight: u32) -> Self {
+        Self { weight }
+    }
+}
+
+impl Default for Acquire {
+    /// One slot.
+    fn default() -> Self {
+        Self::weight(1)
+    }
+}
+
+impl Limiter {
+    /// Starts a limiter on this store.
+    #[must_use]
+    pub fn builder(store: impl SlotStore) -> LimiterBuilder {
+        LimiterBuilder::new(Arc::new(store))
+    }
+
+    /// The limiter's name: the `policy` of metrics and refusals.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.core.terms.policy
+    }
+
+    /// Acquires one slot of `id`, without waiting for one.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`]. With [`OnOutage::Admit`] an outage of the store is none: it yields a
+    /// slot of [`Origin::FailOpen`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: a slot that is granted after the future was dropped is given back.
+    pub async fn try_acquire(&self, id: &str) -> Result<Slot, AcquireError> {
+        self.start(id, Acquire::default()).await
+    }
+
+    /// Acquires slots of `id` as `how` says.
+    ///
+    /// # Errors
+    ///
+    /// As for [`try_acquire`](Self::try_acquire), and [`AcquireError::Weight`] for a weight that can
+    /// never be admitted.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: slots that are granted after the future was dropped are given back.
+    pub async fn acquire(&self, id: &str, how: Acquire) -> Result<Slot, AcquireError> {
+        self.start(id, how).await
+    }
+
+    /// How many slots of `id` are in use over the whole fleet. It only reads.
+    ///
+    /// # Errors
+    ///
+    /// [`AcquireError::Key`], and [`AcquireError::Unavailable`] when the store cannot answer,
+    /// whatever the outage policy: there is no number then.
+    pub async fn active(&self, id: &str) -> Result<u32, AcquireError> {
+        let key = self.core.key(id)?;
+        self.core.store.count(&key, &self.core.terms).await.map_err(AcquireError::Unavailable)
+    }
+
+    /// Drops every slot of `id`, whoever holds it, and returns how many there were.
+    ///
+    /// For emergencies. The work goes on; its holders learn it by [`Slot::lost`], and no renewal
+    /// brings the slots back.
+    ///
+    /// # Errors
+    ///
+    /// As for [`active`](Self::active).
+    pub async fn drain(&self, id: &str) -> Result<u32, AcquireError> {
+        let key = self.core.key(id)?;
+        self.core.store.drain(&key, &self.core.terms).await.map_err(AcquireError::Unavailable)
+    }
+
+    /// Forgets the cached limit of `id`: the next request looks it up.
+    pub fn invalidate(&self, id: &str) {
+        self.core.limits.invalidate(id);
+    }
+
+    /// Refuses new requests with [`AcquireError::Closed`], and waits until every slot of this
+    /// limiter was given back and the store has confirmed it, for at most `deadline`.
+    ///
+    /// Slots in flight go on being renewed, also after the deadline. Returns whether all were given
+    /// back in time.
+    ///
+    /// # Cancel safety
+    ///
+    /// The limiter stays closed; call again to go on waiting.
+    pub async fn shutdown(&self, deadline: Duration) -> bool {
+        self.core.closed.store(true, Ordering::SeqCst);
+        let all_back = async {
+            loop {
+                let gone = self.core.gone.notified();
+                if self.core.live.load(Ordering::SeqCst) == 0 {
+                    break;
+                }
+                gone.await;
+            }
+            self.core.store.flush().await;
+        };
+        timeout(deadline, all_back).await.is_ok()
+    }
+
+    /// The acquire, begun; ready at once where nothing has to be waited for.
+    pub(crate) fn start(&self, id: &str, how: Acquire) -> Reply<Result<Slot, AcquireError>> {
+        let core = &self.core;
+        let key = match core.check(id, how.weight) {
+            Ok(key) => key,
+            Err(error) => return Reply::ready(Err(error)),
+        };
+        if let Some(limit) = core.limits.known(id, core.meters()) {
+            return core.claim(key, how.weight, limit);
+        }
+        let (core, id) = (Arc::clone(core), ProjectId::new(id));
+        Reply::later(async move {
+            let limit = core.limits.resolve(id?, &core.terms).await;
+            core.claim(key, how.weight, limit).await
+        })
+    }
+
+    pub(crate) fn meters(&self) -> &Meters {
+        self.core.meters()
+    }
+}
+
+impl fmt::Debug for Limiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Limiter").field("terms", &self.core.terms).finish_non_exhaustive()
+    }
+}
+
+/// What all clones of a limiter share.
+pub(crate) struct Core {
+    store: Arc<dyn SlotStore>,
+    terms: Arc<Terms>,
+    prefix: String,
+    max_weight: u32,
+    limits: Limits,
+    outage: Outage,
+    closed: AtomicBool,
+    /// Slots that exist, in any state, and the signal that there are none.
+    live: AtomicUsize,
+    gone: Notify,
+    /// An average of the hold times, in seconds: the bits of an `f64`.
+    hold_time: AtomicU64,
+    loss_warnings: Sparingly,
+}
+
+impl Core {
+    fn new(
+        store: Arc<dyn SlotStore>,
+        terms: Terms,
+        prefix: String,
+        max_weight: u32,
+        limits: Limits,
+        outage: Outage,
+    ) -> Self {
+        Self {
+            store,
+            terms: Arc::new(terms),
+            prefix,
+            max_weight,
+            limits,
+            outage,
+            closed: AtomicBool::new(false),
+            live: AtomicUsize::new(0),
+            gone: Notify::new(),
+            hold_time: AtomicU64::new(0),
+            loss_warnings: Sparingly::default(),
+        }
+    }
+
+    fn meters(&self) -> &Meters {
+        &self.terms.meters
+    }
+
+    fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    fn store(&self) -> &dyn SlotStore {
+        &*self.store
+    }
+
+    fn local_slots(&self) -> Option<&dyn SlotStore> {
+        match &self.outage {
+            Outage::Local { slots, .. } => Some(slots),
+            Outage::Admit | Outage::Refuse => None,
+        }
+    }
+
+    fn key(&self, id: &str) -> Result<Key, KeyError> {
+        id::key(&self.prefix, id)
+    }
+
+    fn check(&self, id: &str, weight: u32) -> Result<Key, AcquireError> {
+        if self.closed.load(Ordering::SeqCst) {
+            return Err(AcquireError::Closed);
+        }
+        let key = self.key(id)?;
+        if weight == 0 || weight > self.max_weight {
+            return Err(AcquireError::Weight { weight, most: self.max_weight });
+        }
+        Ok(key)
+    }
+
+    fn claim(self: &Arc<Self>, key: Key, weight: u32, limit: Limit) -> Reply<Result<Slot, AcquireError>> {
+        let Limit::Max(most) = limit else {
+            self.count(Outcome::Admitted);
+            let held = Held::new(self, key, weight);
+            return Reply::ready(Ok(held.granted(Origin::Unlimited, 0, limit)));
+        };
+        // A paused id refuses every weight for now; any other limit refuses a larger one for ever.
+        if weight > most && most > 0 {
+            return Reply::ready(Err(AcquireError::Weight { weight, most }));
+        }
+        let held = Held::new(self, key, weight);
+        held.set_taken(Taken::Store);
+        let reply = self.store.acquire(self.claim_of(&held, most));
+        match reply.into_ready() {
+            Ok(answer) => Reply::ready(self.settle(held, most, answer)),
+            Err(reply) => {
+                let core = Arc::clone(self);
+                Reply::later(async move {
+                    let answer = reply.await;
+                    core.settle(held, most, answer)
+                })
+            }
+        }
+    }
+
+    fn claim_of(&self, held: &Arc<Held>, most: u32) -> Claim {
+        let weak = Arc::downgrade(held);
+        let holder: Weak<dyn Holder> = weak;
+        Claim {
+            key: held.key().clone(),
+            slot: held.id(),
+            weight: held.weight(),
+            limit: most,
+            terms: Arc::clone(&self.terms),
+            holder,
+        }
+    }
+
+    fn settle(
+        &self,
+        held: Arc<Held>,
+        most: u32,
+        answer: Result<Grant, StoreError>,
+    ) -> Result<Slot, AcquireError> {
+        let acquired = match answer {
+            Ok(Grant::Granted { .. }) => Acquired::Granted,
+            Ok(Grant::Refused { .. }) => Acquired::Refused,
+            Err(_) => Acquired::Error,
+        };
+        self.meters().acquire_seconds.get(acquired).record(held.since().elapsed().as_secs_f64());
+        match answer {
+            Ok(Grant::Granted { active }) => {
+                self.count(Outcome::Admitted);
+                self.record_use(active, most);
+                Ok(held.granted(Origin::Store, active, Limit::Max(most)))
+            }
+            Ok(Grant::Refused { active }) => {
+                held.set_taken(Taken::Nowhere);
+                self.count(Outcome::Rejected);
+                self.record_use(active, most);
+                Err(self.saturated(active, most))
+            }
+            // The store sees to what it may have taken: the guard keeps its claim on the release
+            // until here, and a store that failed has begun to undo it.
+            Err(error) => self.in_outage(held, most, error),
+        }
+    }
+
+    fn in_outage(&self, held: Arc<Held>, most: u32, error: StoreError) -> Result<Slot, AcquireError> {
+        held.set_taken(Taken::Nowhere);
+        match &self.outage {
+            Outage::Admit => {
+                self.count(Outcome::FailOpen);
+                Ok(held.granted(Origin::FailOpen, 0, Limit::Max(most)))
+            }
+            Outage::Refuse => {
+                self.count(Outcome::FailClosed);
+                Err(AcquireError::Unavailable(error))
+            }
+            Outage::Local { share, slots } => {
+                let most = local_limit(most, *share);
+                let Ok(Ok(grant)) = slots.acquire(self.claim_of(&held, most)).into_ready() else {
+                    return Err(AcquireError::Unavailable(error));
+                };
+                match grant {
+                    Grant::Granted { active } => {
+                        held.set_taken(Taken::Local);
+                        self.count(Outcome::LocalAdmitted);
+                        Ok(held.granted(Origin::Local, active, Limit::Max(most)))
+                    }
+                    Grant::Refused { active } => {
+                        self.count(Outcome::LocalRejected);
+                        Err(self.saturated(active, most))
+                    }
+                }
+            }
+        }
+    }
+
+    fn saturated(&self, active: u32, limit: u32) -> AcquireError {
+        AcquireError::Saturated { active, limit, retry_after: self.retry_after(limit) }
+    }
+
+    /// When a slot is likely to come free: the mean hold time over the number of slots, from 1 s to
+    /// 30 s, and up to a second more so that refused callers do not return together.
+    fn retry_after(&self, limit: u32) -> Duration {
+        let hold_time = f64::from_bits(self.hold_time.load(Ordering::Relaxed));
+        let estimate = (hold_time / f64::from(limit.max(1))).clamp(1.0, 30.0);
+        Duration::from_secs_f64(estimate + fastrand::f64())
+    }
+
+    fn count(&self, outcome: Outcome) {
+        self.meters().requests.get(outcome).add(1);
+    }
+
+    fn record_use(&self, active: u32, most: u32) {
+        if most > 0 {
+            self.meters().utilization.record(f64::from(active) / f64::from(most));
+        }
+    }
+
+    /// A guard exists from now on, though its slot may yet be refused.
+    fn enter(&self) {
+        self.live.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn leave(&self) {
+        if self.live.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.gone.notify_waiters();
+        }
+    }
+
+    fn hold_begins(&self, weight: u32) {
+        self.meters().active_slots.add(f64::from(weight));
+    }
+
+    fn hold_ends(&self, weight: u32, held_for: Duration, end: usize) {
+        let held_for = held_for.as_secs_f64();
+        self.meters().active_slots.add(-f64::from(weight));
+        self.meters().hold_seconds.get(end).record(held_for);
+        let mean = f64::from_bits(self.hold_time.load(Ordering::Relaxed));
+        let mean = mean + (held_for - mean) / 16.0;
+        self.hold_time.store(mean.to_bits(), Ordering::Relaxed);
+    }
+
+    fn slot_lost(&self, _key: &Key, _why: Lost) {
+        self.meters().lost.add(1);
+        if self.loss_warnings.due() {
+            event!(warn, policy = self.terms.policy, key = ?_key, why = ?_why, "slot lost before it was released");
+        }
+    }
+}

@@ -1,0 +1,371 @@
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Poll, Waker};
+
+use tokio::time::{Instant, sleep_until};
+
+use super::{Core, Limit};
+use crate::metrics::End;
+use crate::store::{Holder, Key, Lost, SlotId, SlotStore, StoreError};
+
+/// Where a slot comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Origin {
+    /// The store granted it.
+    Store,
+    /// The store could not answer and the limiter admits in an outage: the slot stands for nothing.
+    FailOpen,
+    /// The store could not answer and this process's share of the limit granted it.
+    Local,
+    /// The id has no limit: the slot stands for nothing.
+    Unlimited,
+}
+
+/// A slot, or as many as the weight says, held until this is dropped.
+///
+/// While it lives its lease is renewed, so that work may take as long as it likes. Dropping it gives
+/// the slot back, from anywhere: outside an async runtime, during a panic, after the runtime is gone.
+#[must_use = "a slot is given back when it is dropped"]
+pub struct Slot {
+    held: Arc<Held>,
+    origin: Origin,
+    active: u32,
+    limit: Limit,
+}
+
+impl Slot {
+    /// The slot's id, as the store has it.
+    #[must_use]
+    pub fn id(&self) -> SlotId {
+        self.held.id
+    }
+
+    /// Where the slot comes from.
+    #[must_use]
+    pub fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// Slots of this project in use just after this one was acquired, this one included: over the
+    /// whole fleet for [`Origin::Store`], in this process for [`Origin::Local`], else 0.
+    #[must_use]
+    pub fn active(&self) -> u32 {
+        self.active
+    }
+
+    /// The limit that was applied.
+    #[must_use]
+    pub fn limit(&self) -> Limit {
+        self.limit
+    }
+
+    /// How many slots this stands for.
+    #[must_use]
+    pub fn weight(&self) -> u32 {
+        self.held.weight
+    }
+
+    /// A weak handle to this slot, for work that may outlive its holder.
+    #[must_use]
+    pub fn handle(&self) -> SlotHandle {
+        SlotHandle {
+            held: Arc::downgrade(&self.held),
+            origin: self.origin,
+            active: self.active,
+            limit: self.limit,
+        }
+    }
+
+    /// Resolves when the slot is lost: drained, past its `max_hold`, or not renewed for a whole
+    /// lease, so that others may have been admitted in its place. Until then it never resolves.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: nothing is lost with the future.
+    pub async fn lost(&self) {
+        lost(&Arc::downgrade(&self.held)).await;
+    }
+
+    /// Gives the slot back and waits for the store to confirm it.
+    ///
+    /// If a [`HeldSlot`] still keeps the slot, it stays taken, and this returns at once.
+    ///
+    /// # Errors
+    ///
+    /// The store could not be reached before the slot's lease ran out. It is free all the same.
+    ///
+    /// # Cancel safety
+    ///
+    /// The release is under way before the first await: dropping the future only gives up the
+    /// confirmation.
+    pub async fn release(self) -> Result<(), StoreError> {
+        self.set_end(End::Completed);
+        let Some(held) = Arc::into_inner(self.held) else { return Ok(()) };
+        let confirmed = held.take_back().map(|store| store.release_confirmed(&held.key, held.id));
+        drop(held);
+        match confirmed {
+            Some(confirmed) => confirmed.await,
+            None => Ok(()),
+        }
+    }
+
+    /// How the hold will have ended, for the metrics.
+    pub(crate) fn set_end(&self, end: End) {
+        self.held.end.store(end as u8, Ordering::Relaxed);
+    }
+
+    /// Whether a [`HeldSlot`] keeps the slot beyond this guard.
+    pub(crate) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.held) > 1
+    }
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slot")
+            .field("id", &self.id())
+            .field("origin", &self.origin)
+            .field("active", &self.active)
+            .field("limit", &self.limit)
+            .field("weight", &self.weight())
+            .finish()
+    }
+}
+
+/// A weak handle to a slot: does not keep it, tells about it, and can be turned into what keeps it.
+///
+/// The layer puts one into each request's extensions. A handler that upgrades the connection, or
+/// spawns work that outlives the response, calls [`hold`](Self::hold) and moves what it gets there.
+#[derive(Clone)]
+pub struct SlotHandle {
+    held: Weak<Held>,
+    origin: Origin,
+    active: u32,
+    limit: Limit,
+}
+
+impl SlotHandle {
+    /// Keeps the slot until the returned guard is dropped, wherever it is moved; `None` if it was
+    /// given back already.
+    #[must_use]
+    pub fn hold(&self) -> Option<HeldSlot> {
+        self.held.upgrade().map(|held| HeldSlot { held })
+    }
+
+    /// Where the slot comes from.
+    #[must_use]
+    pub fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// Slots of this project in use just after this one was acquired; see [`Slot::active`].
+    #[must_use]
+    pub fn active(&self) -> u32 {
+        self.active
+    }
+
+    /// The limit that was applied.
+    #[must_use]
+    pub fn limit(&self) -> Limit {
+        self.limit
+    }
+
+    /// Resolves when the slot is lost, or was given back; see [`Slot::lost`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: nothing is lost with the future.
+    pub async fn lost(&self) {
+        lost(&self.held).await;
+    }
+}
+
+impl fmt::Debug for SlotHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SlotHandle")
+            .field("origin", &self.origin)
+            .field("active", &self.active)
+            .field("limit", &self.limit)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Keeps a slot taken, and its lease renewed, until it is dropped. Made by [`SlotHandle::hold`].
+#[must_use = "the slot is kept only until this is dropped"]
+pub struct HeldSlot {
+    held: Arc<Held>,
+}
+
+impl HeldSlot {
+    /// The slot's id, as the store has it.
+    #[must_use]
+    pub fn id(&self) -> SlotId {
+        self.held.id
+    }
+
+    /// Resolves when the slot is lost; see [`Slot::lost`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: nothing is lost with the future.
+    pub async fn lost(&self) {
+        lost(&Arc::downgrade(&self.held)).await;
+    }
+}
+
+impl fmt::Debug for HeldSlot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeldSlot").field("id", &self.id()).field("weight", &self.held.weight).finish()
+    }
+}
+
+/// What all guards of one slot share. It exists before the store is asked, so that the slot is given
+/// back whatever becomes of the caller; the last guard gives it back.
+pub(super) struct Held {
+    core: Arc<Core>,
+    key: Key,
+    id: SlotId,
+    weight: u32,
+    since: Instant,
+    /// Who has to be told of the release: a [`Taken`].
+    taken: AtomicU8,
+    /// The hold has begun.
+    granted: AtomicBool,
+    /// How the hold ends: an [`End`].
+    end: AtomicU8,
+    loss: Mutex<Loss>,
+}
+
+#[derive(Default)]
+struct Loss {
+    lost: bool,
+    wakers: Vec<Waker>,
+}
+
+/// Who holds the slot on the guards' behalf.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Taken {
+    /// Nobody: the guards stand for nothing.
+    Nowhere = 0,
+    Store = 1,
+    Local = 2,
+}
+
+impl Held {
+    pub(super) fn new(core: &Arc<Core>, key: Key, weight: u32) -> Arc<Self> {
+        core.enter();
+        Arc::new(Self {
+            core: Arc::clone(core),
+            key,
+            id: SlotId::new(),
+            weight,
+            since: Instant::now(),
+            taken: AtomicU8::new(Taken::Nowhere as u8),
+            granted: AtomicBool::new(false),
+            end: AtomicU8::new(End::Dropped as u8),
+            loss: Mutex::default(),
+        })
+    }
+
+    /// Begins the hold.
+    pub(super) fn granted(self: Arc<Self>, origin: Origin, active: u32, limit: Limit) -> Slot {
+        self.granted.store(true, Ordering::Release);
+        self.core.hold_begins(self.weight);
+        Slot { held: self, origin, active, limit }
+    }
+
+    pub(super) fn key(&self) -> &Key {
+        &self.key
+    }
+
+    pub(super) fn id(&self) -> SlotId {
+        self.id
+    }
+
+    pub(super) fn weight(&self) -> u32 {
+        self.weight
+    }
+
+    pub(super) fn since(&self) -> Instant {
+        self.since
+    }
+
+    pub(super) fn set_taken(&self, taken: Taken) {
+        self.taken.store(taken as u8, Ordering::Release);
+    }
+
+    /// The store that has to be told, once.
+    fn take_back(&self) -> Option<&dyn SlotStore> {
+        match self.taken.swap(Taken::Nowhere as u8, Ordering::AcqRel) {
+            taken if taken == Taken::Store as u8 => Some(self.core.store()),
+            taken if taken == Taken::Local as u8 => self.core.local_slots(),
+            _ => None,
+        }
+    }
+
+    fn loss(&self) -> MutexGuard<'_, Loss> {
+        self.loss.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ends(&self) -> Option<Instant> {
+        let counted = self.taken.load(Ordering::Acquire) != Taken::Nowhere as u8;
+        self.core.terms().max_hold().filter(|_| counted).map(|most| self.since + most)
+    }
+}
+
+impl Holder for Held {
+    fn lost(&self, why: Lost) {
+        let mut loss = self.loss();
+        if std::mem::replace(&mut loss.lost, true) {
+            return;
+        }
+        let wakers = std::mem::take(&mut loss.wakers);
+        drop(loss);
+        let end = if why == Lost::MaxHold { End::MaxHold } else { End::Lost };
+        self.end.store(end as u8, Ordering::Relaxed);
+        self.core.slot_lost(&self.key, why);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(store) = self.take_back() {
+            store.release(&self.key, self.id);
+        }
+        if *self.granted.get_mut() {
+            let end = usize::from(*self.end.get_mut());
+            self.core.hold_ends(self.weight, self.since.elapsed(), end);
+        }
+        self.core.leave();
+        // Those who wait for a loss through a weak handle: there is nothing left to lose.
+        let loss = self.loss.get_mut().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut loss.wakers).into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Resolves when the slot is lost or given back. Holds no strong reference across an await, which
+/// would keep the slot.
+async fn lost(held: &Weak<Held>) {
+    let ends = held.upgrade().and_then(|held| held.ends());
+    let told = poll_fn(|cx| {
+        let Some(held) = held.upgrade() else { return Poll::Ready(()) };
+        let mut loss = held.loss();
+        if loss.lost {
+            return Poll::Ready(());
+        }
+        if !loss.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+            loss.wakers.push(cx.waker().clone());
+        }
+        drop(loss);
+        Poll::Pending
+    });
+    match ends {
+        Some(ends) => tokio::select! { () = told => {}, () = sleep_until(ends) => {} },
+        None => told.await,
+    }
+}

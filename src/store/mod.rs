@@ -1,0 +1,240 @@
+//! Where slots live: the mechanism below a [`Limiter`](crate::Limiter).
+//!
+//! A [`SlotStore`] takes, gives back, renews, counts and drains slots, each in one atomic step, and
+//! decides nothing: limits, outage policy and the guards that callers hold are the limiter's.
+//! [`MemoryStore`] keeps the slots of one process, `RedisStore` those of a whole fleet.
+
+mod error;
+mod memory;
+#[cfg(feature = "redis")]
+#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+pub mod redis;
+mod reply;
+mod slot_id;
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+pub use self::error::{StoreError, StoreErrorKind};
+pub use self::memory::MemoryStore;
+pub use self::reply::Reply;
+pub use self::slot_id::SlotId;
+use crate::metrics::Meters;
+
+/// The most slots that one request may take: its weight's upper bound.
+pub const MAX_WEIGHT: u32 = 1024;
+
+/// Takes and gives back slots, atomically, for any number of keys.
+///
+/// All of it must hold for every implementation:
+///
+/// * [`acquire`](Self::acquire) takes all the slots of a claim or none, and grants a slot id that
+///   is held already without counting it against itself, so that a repeated call is harmless.
+/// * A slot stays taken until it is released, drained, or its lease has run out without a renewal.
+///   Renewing is the store's own work: nobody calls it.
+/// * A call answers within [`Terms::timeout`]. Whatever the caller does meanwhile, giving up
+///   included, a later [`release`](Self::release) of the claim's slot undoes it.
+/// * A store that cannot answer returns a [`StoreError`], never a refusal.
+pub trait SlotStore: Send + Sync + 'static {
+    /// Takes `claim.weight` slots of `claim.key` if no more than `claim.limit` are then in use.
+    ///
+    /// The work starts with the call, not with the first poll of what it returns.
+    fn acquire(&self, claim: Claim) -> Reply<Result<Grant, StoreError>>;
+
+    /// Gives the slots of one claim back, in the background.
+    ///
+    /// Called from `Drop`: it must not block, and must work outside an async runtime. A slot that
+    /// is not held, or not any more, is no error.
+    fn release(&self, key: &Key, slot: SlotId);
+
+    /// Like [`release`](Self::release), and tells when the store has confirmed it.
+    ///
+    /// # Errors
+    ///
+    /// The slots could not be given back before their lease ran out.
+    fn release_confirmed(&self, key: &Key, slot: SlotId) -> Reply<Result<(), StoreError>>;
+
+    /// How many slots of `key` are taken now. It only reads.
+    fn count(&self, key: &Key, terms: &Arc<Terms>) -> Reply<Result<u32, StoreError>>;
+
+    /// Drops every slot of `key`, whoever holds it, tells those holders that it can reach, and
+    /// returns how many slots there were. No renewal brings them back.
+    fn drain(&self, key: &Key, terms: &Arc<Terms>) -> Reply<Result<u32, StoreError>>;
+
+    /// Waits until every release that was asked for so far is confirmed or has lapsed.
+    fn flush(&self) -> Reply<()>;
+}
+
+/// One request's claim to slots: what [`SlotStore::acquire`] decides on.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct Claim {
+    /// Whose slots.
+    pub key: Key,
+    /// The id under which they are taken and later given back.
+    pub slot: SlotId,
+    /// How many slots, all or none: from 1 to [`MAX_WEIGHT`].
+    pub weight: u32,
+    /// The most slots of the key that may be taken afterwards.
+    pub limit: u32,
+    /// The limiter's terms: lease, time-outs, names.
+    pub terms: Arc<Terms>,
+    /// Who is to be told when the slot is lost.
+    pub holder: Weak<dyn Holder>,
+}
+
+impl Claim {
+    /// A claim that nobody watches.
+    #[must_use]
+    pub fn new(key: Key, slot: SlotId, weight: u32, limit: u32, terms: &Arc<Terms>) -> Self {
+        let terms = Arc::clone(terms);
+        let holder: Weak<dyn Holder> = Weak::<Nobody>::new();
+        Self { key, slot, weight, limit, terms, holder }
+    }
+
+    /// The same claim; `holder` is told when its slot is lost.
+    #[must_use]
+    pub fn watched_by(mut self, holder: Weak<dyn Holder>) -> Self {
+        self.holder = holder;
+        self
+    }
+}
+
+impl fmt::Debug for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Claim")
+            .field("key", &self.key)
+            .field("slot", &self.slot)
+            .field("weight", &self.weight)
+            .field("limit", &self.limit)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The store's answer to a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Grant {
+    /// The slots are taken.
+    Granted {
+        /// Slots of the key in use, with these.
+        active: u32,
+    },
+    /// They are not: the limit would have been exceeded.
+    Refused {
+        /// Slots of the key in use, without these.
+        active: u32,
+    },
+}
+
+/// Told when a slot that it holds is gone before it was released.
+pub trait Holder: Send + Sync {
+    /// The slot is lost. Called at most a few times, from any task; must not block.
+    fn lost(&self, why: Lost);
+}
+
+/// Why a slot is gone although its holder did not release it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Lost {
+    /// Somebody drained the key.
+    Drained,
+    /// The store could not be reached for a whole lease: others may have been admitted in its place.
+    Lapsed,
+    /// It was held for longer than `max_hold`.
+    MaxHold,
+}
+
+struct Nobody;
+
+impl Holder for Nobody {
+    fn lost(&self, _why: Lost) {}
+}
+
+/// The name under which a store keeps one id's slots: the limiter's prefix and the encoded id.
+///
+/// A cheap clone. `Debug` shows only a short hash.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key(Arc<str>);
+
+impl Key {
+    /// The key with exactly this name.
+    #[must_use]
+    pub fn new(name: impl Into<Arc<str>>) -> Self {
+        Self(name.into())
+    }
+
+    /// The whole name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key(#{:08x})", short_hash(&self.0))
+    }
+}
+
+/// Tells two names apart in a log without showing them.
+pub(crate) fn short_hash(name: &str) -> u32 {
+    use std::hash::{DefaultHasher, Hasher};
+    let mut hasher = DefaultHasher::new();
+    hasher.write(name.as_bytes());
+    hasher.finish() as u32
+}
+
+/// What a limiter tells its store about every claim: made once, shared by all its claims.
+pub struct Terms {
+    pub(crate) policy: &'static str,
+    pub(crate) lease: Duration,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) timeout: Duration,
+    pub(crate) meters: Meters,
+}
+
+impl Terms {
+    /// Terms with this lease and time-out, no `max_hold`, and the policy name `"concurrency"`:
+    /// for tests of a store of one's own. A limiter makes its own.
+    #[must_use]
+    pub fn new(lease: Duration, timeout: Duration) -> Self {
+        let policy = "concurrency";
+        Self { policy, lease, max_hold: None, timeout, meters: Meters::new(policy) }
+    }
+
+    /// The limiter's name.
+    #[must_use]
+    pub fn policy(&self) -> &'static str {
+        self.policy
+    }
+
+    /// How long a slot outlives its last renewal.
+    #[must_use]
+    pub fn lease(&self) -> Duration {
+        self.lease
+    }
+
+    /// After this time a slot is given back although its holder lives, if set.
+    #[must_use]
+    pub fn max_hold(&self) -> Option<Duration> {
+        self.max_hold
+    }
+
+    /// How long a call to the store may take.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+}
+
+impl fmt::Debug for Terms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Terms")
+            .field("policy", &self.policy)
+            .field("lease", &self.lease)
+            .field("max_hold", &self.max_hold)
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
+    }
+}

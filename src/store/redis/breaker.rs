@@ -1,0 +1,170 @@
+//! Whether the store is asked: a circuit breaker, with neither clock nor I/O of its own.
+
+use std::time::Duration;
+
+use crate::metrics::Breaker as State;
+use crate::store::StoreError;
+
+/// So many failures in a row open the breaker.
+const FAILURES: u32 = 3;
+const FIRST_WAIT: Duration = Duration::from_millis(50);
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
+/// Opens after failures in a row; half open lets one trial through, which closes or opens it.
+#[derive(Default)]
+pub(super) struct Breaker {
+    mode: Mode,
+    failures: u32,
+    /// Openings without a success in between: how long to wait before the next try.
+    openings: u32,
+}
+
+#[derive(Default)]
+enum Mode {
+    #[default]
+    Closed,
+    HalfOpen {
+        trial: bool,
+        error: StoreError,
+    },
+    Open(StoreError),
+}
+
+/// A change of the breaker that a log line is due for.
+#[derive(Debug)]
+pub(super) enum Change {
+    Opened(StoreError),
+    Closed,
+}
+
+impl Breaker {
+    pub(super) fn state(&self) -> State {
+        match self.mode {
+            Mode::Closed => State::Closed,
+            Mode::HalfOpen { .. } => State::HalfOpen,
+            Mode::Open(_) => State::Open,
+        }
+    }
+
+    /// Lets a call for new slots pass, or tells why not. In half open the first that passes is the
+    /// trial.
+    pub(super) fn admit(&mut self) -> Result<(), StoreError> {
+        match &mut self.mode {
+            Mode::Closed => Ok(()),
+            Mode::HalfOpen { trial, .. } if !*trial => {
+                *trial = true;
+                Ok(())
+            }
+            Mode::HalfOpen { error, .. } | Mode::Open(error) => Err(error.clone()),
+        }
+    }
+
+    /// The trial ended without a verdict, for its caller gave up: the next call is one.
+    pub(super) fn trial_over(&mut self) {
+        if let Mode::HalfOpen { trial, .. } = &mut self.mode {
+            *trial = false;
+        }
+    }
+
+    /// Calls of any kind may be sent.
+    pub(super) fn lets_send(&self) -> bool {
+        !matches!(self.mode, Mode::Open(_))
+    }
+
+    /// The error of the last failure, while calls are refused for it.
+    pub(super) fn open_error(&self) -> Option<&StoreError> {
+        match &self.mode {
+            Mode::Open(error) => Some(error),
+            Mode::Closed | Mode::HalfOpen { .. } => None,
+        }
+    }
+
+    /// A call was answered that the store would not have answered in its trouble.
+    pub(super) fn succeeded(&mut self) -> Option<Change> {
+        self.failures = 0;
+        self.openings = 0;
+        match std::mem::take(&mut self.mode) {
+            Mode::Closed => None,
+            Mode::HalfOpen { .. } | Mode::Open(_) => Some(Change::Closed),
+        }
+    }
+
+    /// A call failed.
+    pub(super) fn failed(&mut self, error: &StoreError) -> Option<Change> {
+        self.failures += 1;
+        match self.mode {
+            Mode::Closed if self.failures < FAILURES => None,
+            _ => self.open(error),
+        }
+    }
+
+    /// There is no use in calling at all.
+    pub(super) fn open(&mut self, error: &StoreError) -> Option<Change> {
+        let was = std::mem::replace(&mut self.mode, Mode::Open(error.clone()));
+        if !matches!(was, Mode::Open(_)) {
+            self.openings = self.openings.saturating_add(1);
+        }
+        matches!(was, Mode::Closed).then(|| Change::Opened(error.clone()))
+    }
+
+    /// The server answers again: one call may try.
+    pub(super) fn half_open(&mut self) {
+        if let Mode::Open(error) = &self.mode {
+            self.mode = Mode::HalfOpen { trial: false, error: error.clone() };
+        }
+    }
+
+    /// How long to wait before the next look at the server: up to twice as long after each failure,
+    /// and anything below that, so that a fleet does not return in step.
+    pub(super) fn wait(&self, tries: u32) -> Duration {
+        let doublings = self.openings.saturating_sub(1).saturating_add(tries).min(8);
+        let most = (FIRST_WAIT * 2u32.pow(doublings)).min(LONGEST_WAIT);
+        most.mul_f64(fastrand::f64()).max(Duration::from_millis(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::StoreErrorKind;
+
+    fn error() -> StoreError {
+        StoreError::new(StoreErrorKind::Io, "refused")
+    }
+
+    #[test]
+    fn opens_after_three_failures_in_a_row_only() {
+        let mut breaker = Breaker::default();
+        assert!(breaker.failed(&error()).is_none() && breaker.failed(&error()).is_none());
+        assert!(breaker.succeeded().is_none(), "it was closed all along");
+        assert!(breaker.failed(&error()).is_none() && breaker.failed(&error()).is_none());
+        assert!(breaker.admit().is_ok());
+        assert!(matches!(breaker.failed(&error()), Some(Change::Opened(_))));
+        assert!(breaker.admit().is_err() && !breaker.lets_send());
+    }
+
+    #[test]
+    fn half_open_lets_one_trial_through() {
+        let mut breaker = Breaker::default();
+        breaker.open(&error());
+        breaker.half_open();
+        assert!(breaker.lets_send() && breaker.admit().is_ok() && breaker.admit().is_err());
+        breaker.trial_over();
+        assert!(breaker.admit().is_ok());
+        assert!(breaker.failed(&error()).is_none(), "it opens again without a second line in the log");
+        assert!(!breaker.lets_send());
+        breaker.half_open();
+        assert!(matches!(breaker.succeeded(), Some(Change::Closed)));
+        assert!(breaker.admit().is_ok() && breaker.admit().is_ok());
+    }
+
+    #[test]
+    fn waits_grow_to_a_second_and_vary() {
+        let mut breaker = Breaker::default();
+        breaker.open(&error());
+        let waits: Vec<_> = (0..200).map(|_| breaker.wait(20)).collect();
+        assert!(waits.iter().all(|wait| *wait <= LONGEST_WAIT));
+        assert!(waits.iter().max() > waits.iter().min());
+        assert!((0..200).all(|_| breaker.wait(0) <= FIRST_WAIT));
+    }
+}

@@ -1,0 +1,138 @@
+//! Where connections come from, and one that is ready for use.
+
+use std::time::Duration;
+
+use ::redis::aio::{ConnectionLike, ConnectionManager, MultiplexedConnection};
+use ::redis::io::tcp::socket2::TcpKeepalive;
+use ::redis::{AsyncConnectionConfig, Client, Cmd, RedisResult, Value};
+
+use super::error::from_redis;
+use super::script;
+use crate::store::{StoreError, StoreErrorKind};
+use crate::trace::event;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long data may stay unacknowledged before the kernel gives a connection up.
+const TCP_USER_TIMEOUT: Duration = Duration::from_secs(2);
+const KEEPALIVE_AFTER: Duration = Duration::from_secs(5);
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(1);
+
+/// Where a store's connections come from.
+#[derive(Clone)]
+pub(super) enum Endpoint {
+    /// We dial, and replace a connection that is of no more use.
+    Client(Client),
+    /// The user's, which replaces its connection itself.
+    Manager(ConnectionManager),
+    /// The user's only connection: if it is gone, so is the store.
+    Fixed(MultiplexedConnection),
+}
+
+impl Endpoint {
+    /// A connection on which nothing was said yet.
+    async fn dial(&self) -> RedisResult<Conn> {
+        match self {
+            Self::Client(client) => {
+                // The driver bounds each call itself; a second timer would only cost.
+                let config = AsyncConnectionConfig::new()
+                    .set_connection_timeout(Some(CONNECT_TIMEOUT))
+                    .set_response_timeout(None);
+                let dial = client.get_multiplexed_async_connection_with_config(&config);
+                Ok(Conn::Multiplexed(dial.await?))
+            }
+            Self::Manager(manager) => Ok(Conn::Managed(manager.clone())),
+            Self::Fixed(connection) => Ok(Conn::Multiplexed(connection.clone())),
+        }
+    }
+
+    /// Whether what is sent on one dialled connection arrives in order, for as long as it lives.
+    pub(super) fn keeps_order(&self) -> bool {
+        !matches!(self, Self::Manager(_))
+    }
+
+    /// A connection that works: the server runs scripts and is recent enough. Returns its clock too.
+    pub(super) async fn connect(&self) -> Result<(Conn, u64), StoreError> {
+        let limit = CONNECT_TIMEOUT * 2;
+        let connect = async {
+            let mut conn = self.dial().await.map_err(|error| from_redis(&error))?;
+            let reply = script::run(&mut conn, &script::HELLO, |cmd| _ = cmd.arg(0)).await?;
+            let (now, version) = script::read_hello(reply)?;
+            check_version(&version)?;
+            Ok((conn, now))
+        };
+        tokio::time::timeout(limit, connect).await.unwrap_or_else(|_| Err(unreachable_in_time()))
+    }
+}
+
+fn unreachable_in_time() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Timeout,
+        "the server did not take a connection in time: is it up and reachable?",
+    )
+}
+
+fn check_version(version: &str) -> Result<(), StoreError> {
+    let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+    if major.is_some_and(|major| major >= 7) {
+        return Ok(());
+    }
+    let message = "the server is older than redis 7.0: upgrade it to redis 7.0 or valkey 7.2, or later";
+    Err(StoreError::new(StoreErrorKind::Other, message))
+}
+
+/// Says once, by name, what is wrong with the server's settings, where it lets us look.
+pub(super) async fn warn_of_settings(mut conn: Conn) {
+    let mut ask = ::redis::cmd("CONFIG");
+    ask.arg("GET").arg("maxmemory-policy");
+    let Ok(value) = conn.request(&ask).await else { return };
+    let Ok(pairs) = ::redis::from_redis_value::<Vec<String>>(value) else { return };
+    if let [_, _policy] = pairs.as_slice()
+        && _policy != "noeviction"
+    {
+        event!(
+            warn,
+            policy = %_policy,
+            "redis may evict slots under memory pressure, which admits too many: set maxmemory-policy noeviction"
+        );
+    }
+}
+
+/// A live connection. A cheap clone.
+#[derive(Clone)]
+pub(super) enum Conn {
+    Multiplexed(MultiplexedConnection),
+    Managed(ConnectionManager),
+}
+
+impl Conn {
+    pub(super) async fn request(&mut self, cmd: &Cmd) -> RedisResult<Value> {
+        let reply = match self {
+            Self::Multiplexed(conn) => conn.req_packed_command(cmd).await,
+            Self::Managed(conn) => conn.req_packed_command(cmd).await,
+        };
+        match reply? {
+            Value::ServerError(error) => Err(error.into()),
+            value => Ok(value),
+        }
+    }
+}
+
+/// The client with the socket options that a store needs. Those are set only where they were left
+/// at their defaults.
+pub(super) fn tuned(client: Client) -> Client {
+    let info = client.get_connection_info();
+    let tcp = info.tcp_settings();
+    let mut tuned = tcp.clone().set_nodelay(true);
+    if tcp.keepalive().is_none() {
+        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_AFTER);
+        #[cfg(any(target_os = "linux", target_os = "macos"))]
+        let keepalive = keepalive.with_interval(KEEPALIVE_EVERY).with_retries(3);
+        tuned = tuned.set_keepalive(keepalive);
+    }
+    #[cfg(target_os = "linux")]
+    if tcp.user_timeout().is_none() {
+        tuned = tuned.set_user_timeout(TCP_USER_TIMEOUT);
+    }
+    let info = info.clone().set_tcp_settings(tuned);
+    Client::open(info).unwrap_or(client)
+}

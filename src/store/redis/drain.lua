@@ -1,0 +1,10 @@
+-- Drops all members of a key, and leaves a marker of when, so that no renewal brings them back.
+--
+-- KEYS   the sorted set; its drain marker
+-- ARGV   lease in ms
+-- Reply  server ms, members dropped
+evict(KEYS[1])
+local dropped = redis.call('ZCARD', KEYS[1])
+redis.call('DEL', KEYS[1])
+redis.call('SET', KEYS[2], string.format('%.0f', now), 'PX', 2 * ARGV[1])
+return { now, dropped }

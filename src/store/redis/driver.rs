@@ -1,0 +1,581 @@
+//! The owner of everything that is in flight between this process and one server.
+//!
+//! At most [`FLIGHTS`] calls of the flight script are out at a time. A claim that finds one free is
+//! sent by its caller's own task; whatever finds none waits, and goes out with all else that waits
+//! once a flight is back. So an idle server costs no hop between tasks, and a busy one is asked in
+//! batches. On a slow link that bound would cost time: then one more flight a millisecond goes out.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ::redis::{Cmd, Value};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
+
+use super::breaker::{Breaker, Change};
+use super::connection::{Conn, Endpoint};
+use super::error::timed_out;
+use super::flight::Flight;
+use super::script::{self, Source};
+use super::table::{Failed, News, Stamp, Table};
+use super::upkeep;
+use crate::metrics::Operation;
+use crate::store::{Claim, Grant, Key, Reply, SlotId, StoreError, StoreErrorKind, Terms};
+use crate::trace::event;
+
+/// So many flights are out at a time, unless the link is slow.
+const FLIGHTS: usize = 2;
+/// So many at the most, however slow the link is.
+const MOST_FLIGHTS: usize = 512;
+/// The longest that a claim waits for a flight on a slow link.
+pub(super) const MOST_WAIT: Duration = Duration::from_millis(1);
+
+pub(super) struct Driver {
+    endpoint: Endpoint,
+    state: Mutex<State>,
+    /// Wakes the upkeep task.
+    pub(super) wake: Arc<Notify>,
+    /// A connection is there, or none is to be had.
+    linked: Notify,
+}
+
+pub(super) struct State {
+    pub(super) table: Table,
+    breaker: Breaker,
+    link: Option<Link>,
+    epoch: u64,
+    clock: Clock,
+    flights: usize,
+    home: Option<Home>,
+    homes: u64,
+    /// A task looks for a working connection.
+    recovering: bool,
+    settings_checked: bool,
+    /// The upkeep task sleeps until it is woken.
+    pub(super) dozing: bool,
+    /// The upkeep task knows that claims wait.
+    pub(super) watching_queue: bool,
+    /// A third of the shortest lease seen is four ticks.
+    pub(super) tick: Duration,
+    /// The terms of the limiter that came first: whose name the store's own metrics carry.
+    terms: Option<Arc<Terms>>,
+}
+
+struct Link {
+    conn: Conn,
+    epoch: u64,
+}
+
+/// The runtime on which flights and upkeep run.
+struct Home {
+    id: u64,
+    handle: Handle,
+    /// Ends with the runtime.
+    upkeep: JoinHandle<()>,
+}
+
+impl Home {
+    fn is_alive(&self) -> bool {
+        !self.upkeep.is_finished()
+    }
+}
+
+/// What the server's clock showed, and when by ours.
+struct Clock {
+    server: u64,
+    at: Instant,
+}
+
+impl Clock {
+    fn server_now(&self, now: Instant) -> u64 {
+        let passed = now.saturating_duration_since(self.at).as_millis();
+        self.server.saturating_add(u64::try_from(passed).unwrap_or(u64::MAX))
+    }
+}
+
+/// What the upkeep task may start once it holds no lock.
+#[derive(Default)]
+pub(super) struct Departures {
+    flights: Vec<Flight>,
+    handle: Option<Handle>,
+}
+
+impl Driver {
+    pub(super) fn new(endpoint: Endpoint) -> Arc<Self> {
+        let state = State {
+            table: Table::default(),
+            breaker: Breaker::default(),
+            link: None,
+            epoch: 0,
+            clock: Clock { server: 0, at: Instant::now() },
+            flights: 0,
+            home: None,
+            homes: 0,
+            recovering: false,
+            settings_checked: false,
+            dozing: false,
+            watching_queue: false,
+            tick: Duration::from_secs(3600),
+            terms: None,
+        };
+        Arc::new(Self { endpoint, state: Mutex::new(state), wake: Arc::default(), linked: Notify::new() })
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn acquire(self: &Arc<Self>, claim: Claim) -> Reply<Result<Grant, StoreError>> {
+        let (slot, now) = (claim.slot, Instant::now());
+        let deadline = now + claim.terms.timeout;
+        let terms = Arc::clone(&claim.terms);
+        let (reply, answer) = oneshot::channel();
+        let mut news = News::default();
+        let mut state = self.lock();
+        if let Err(error) = self.ready(&mut state, &terms).and_then(|()| state.breaker.admit()) {
+            drop(state);
+            return Reply::ready(Err(counted(&terms, Operation::Acquire, error)));
+        }
+        state.table.enqueue(claim, reply, now);
+        let own = state.take_flight(FLIGHTS, now, &mut news);
+        if own.is_none() && !std::mem::replace(&mut state.watching_queue, true) {
+            self.wake.notify_one();
+        }
+        drop(state);
+        news.deliver();
+        let driver = Arc::clone(self);
+        Reply::later(async move {
+            if let Some(flight) = own {
+                driver.fly(flight).await;
+                driver.depart();
+            }
+            let answer = match timeout_at(deadline, answer).await {
+                Ok(Ok(answer)) => answer,
+                Ok(Err(_)) => Err(StoreError::new(StoreErrorKind::Other, "the store's runtime went away")),
+                Err(_) => {
+                    driver.release(slot, None);
+                    Err(timed_out())
+                }
+            };
+            answer.map_err(|error| counted(&terms, Operation::Acquire, error))
+        })
+    }
+
+    pub(super) fn release(
+        self: &Arc<Self>,
+        slot: SlotId,
+        confirm: Option<oneshot::Sender<Result<(), StoreError>>>,
+    ) {
+        let mut news = News::default();
+        self.lock().table.release(slot, confirm, &mut news);
+        news.deliver();
+        self.depart();
+    }
+
+    pub(super) fn flush(&self) -> Reply<()> {
+        match self.lock().table.when_flushed() {
+            None => Reply::ready(()),
+            // An error means that the driver is gone, and all it had to release with it.
+            Some(flushed) => Reply::later(async move { flushed.await.unwrap_or_default() }),
+        }
+    }
+
+    /// Runs a script outside the flights.
+    pub(super) async fn call(
+        self: Arc<Self>,
+        terms: Arc<Terms>,
+        operation: Operation,
+        source: &'static Source,
+        arguments: impl Fn(&mut Cmd) + Send + Sync,
+    ) -> Result<Value, StoreError> {
+        let deadline = Instant::now() + terms.timeout;
+        let result = match timeout_at(deadline, self.link(&terms)).await.unwrap_or_else(|_| Err(timed_out()))
+        {
+            Ok((mut conn, epoch)) => {
+                let run = script::run(&mut conn, source, arguments);
+                let result = timeout_at(deadline, run).await.unwrap_or_else(|_| Err(timed_out()));
+                if let Err(error) = &result {
+                    self.lock_and(|driver, state| driver.failed(state, error, epoch));
+                }
+                result
+            }
+            Err(error) => Err(error),
+        };
+        result.map_err(|error| counted(&terms, operation, error))
+    }
+
+    /// The connection, once there is one.
+    async fn link(self: &Arc<Self>, terms: &Arc<Terms>) -> Result<(Conn, u64), StoreError> {
+        loop {
+            let linked = self.linked.notified();
+            {
+                let mut state = self.lock();
+                self.ready(&mut state, terms)?;
+                if let Some(error) = state.breaker.open_error() {
+                    return Err(error.clone());
+                }
+                if let Some(Link { conn, epoch }) = &state.link {
+                    return Ok((conn.clone(), *epoch));
+                }
+            }
+            linked.await;
+        }
+    }
+
+    /// Sees to it that there is a runtime to run on, an upkeep task, and somebody who connects.
+    fn ready(self: &Arc<Self>, state: &mut State, terms: &Arc<Terms>) -> Result<(), StoreError> {
+        state.tick = state.tick.min(terms.lease / 12);
+        state.terms.get_or_insert_with(|| Arc::clone(terms));
+        if !state.home.as_ref().is_some_and(Home::is_alive) {
+            self.move_in(state)?;
+        }
+        if state.dozing {
+            state.dozing = false;
+            self.wake.notify_one();
+        }
+        if state.link.is_none() {
+            self.recover(state, false);
+        }
+        Ok(())
+    }
+
+    /// Makes the current runtime the driver's. What ran on another one is gone with it.
+    fn move_in(self: &Arc<Self>, state: &mut State) -> Result<(), StoreError> {
+        let handle = Handle::try_current().map_err(|_| no_runtime())?;
+        state.homes += 1;
+        let id = state.homes;
+        let upkeep = upkeep::spawn(&handle, Arc::downgrade(self), Arc::clone(&self.wake), id);
+        state.home = Some(Home { id, handle, upkeep });
+        state.link = None;
+        state.recovering = false;
+        state.dozing = false;
+        Ok(())
+    }
+
+    /// Starts what may be started.
+    pub(super) fn depart(self: &Arc<Self>) {
+        let mut news = News::default();
+        let departures = self.lock().departures(Instant::now(), &mut news);
+        self.start(departures);
+        news.deliver();
+    }
+
+    pub(super) fn start(self: &Arc<Self>, departures: Departures) {
+        let Departures { flights, handle } = departures;
+        let Some(handle) = handle else { return };
+        for flight in flights {
+            let driver = Arc::clone(self);
+            handle.spawn(async move { driver.pilot(flight).await });
+        }
+    }
+
+    /// Flies, and goes on with what has gathered meanwhile.
+    async fn pilot(self: Arc<Self>, flight: Flight) {
+        let mut next = Some(flight);
+        while let Some(flight) = next {
+            self.fly(flight).await;
+            let mut news = News::default();
+            next = self.lock().take_flight(FLIGHTS, Instant::now(), &mut news);
+            news.deliver();
+        }
+    }
+
+    /// Sends one flight and deals with what comes back, also when this future is dropped.
+    async fn fly(self: &Arc<Self>, flight: Flight) {
+        let link = {
+            let state = self.lock();
+            if let Some(terms) = &state.terms {
+                terms.meters.batch_size.record(flight.size() as f64);
+            }
+            state.link.as_ref().filter(|link| link.epoch == flight.epoch).map(|link| link.conn.clone())
+        };
+        let deadline = flight.deadline;
+        let mut landing = Landing { driver: Arc::clone(self), flight: Some(flight) };
+        let Some(flight) = &landing.flight else { return };
+        let result = match link {
+            None => Err(Failed { error: connection_lost(), unknown: false }),
+            Some(mut conn) => {
+                let run = script::run(&mut conn, &script::FLIGHT, |cmd| flight.write(cmd));
+                timeout_at(deadline, run)
+                    .await
+                    .unwrap_or_else(|_| Err(timed_out()))
+                    .and_then(|reply| flight.read(reply))
+                    .map_err(Failed::from)
+            }
+        };
+        if let Some(flight) = landing.flight.take() {
+            self.land(flight, result);
+        }
+    }
+
+    fn land(self: &Arc<Self>, flight: Flight, result: Result<super::flight::FlightReply, Failed>) {
+        let (mut news, now) = (News::default(), Instant::now());
+        let epoch = flight.epoch;
+        let mut state = self.lock();
+        state.flights -= 1;
+        match result {
+            Ok(reply) => {
+                state.clock = Clock { server: reply.now, at: now };
+                let trouble = reply.answers.iter().find_map(|answer| {
+                    answer.as_ref().err().filter(|error| error.kind() != StoreErrorKind::WrongType).cloned()
+                });
+                let claimed = flight.has_claims();
+                let ordered = self.endpoint.keeps_order().then_some(epoch);
+                state.table.landed(flight, reply, ordered, now, &mut news);
+                match trouble {
+                    Some(error) => self.failed(&mut state, &error, epoch),
+                    None if claimed => self.succeeded(&mut state),
+                    None => {}
+                }
+            }
+            Err(failed) => {
+                if let Some(terms) = state.terms.as_ref().filter(|_| !flight.has_claims()) {
+                    terms.meters.store_errors.get(Operation::Release).get(failed.error.kind()).add(1);
+                }
+                state.table.crashed(flight, &failed, now, &mut news);
+                self.failed(&mut state, &failed.error, epoch);
+            }
+        }
+        self.settle(state, news);
+    }
+
+    /// A caller or a runtime went away in the middle of a flight: nobody's failure.
+    fn abandoned(self: &Arc<Self>, flight: Flight) {
+        let mut news = News::default();
+        let mut state = self.lock();
+        state.flights -= 1;
+        let failed = Failed { error: connection_lost(), unknown: true };
+        state.table.crashed(flight, &failed, Instant::now(), &mut news);
+        state.breaker.trial_over();
+        self.settle(state, news);
+        // Not from here: what is spawned on a runtime in shutdown comes back here at once.
+        self.wake.notify_one();
+    }
+
+    /// Ends a piece of work: fails what cannot be sent, shows the gauges, unlocks, delivers.
+    fn settle(&self, mut state: MutexGuard<'_, State>, mut news: News) {
+        if let Some(error) = state.breaker.open_error().cloned() {
+            state.table.fail_queued(&error, &mut news);
+        }
+        if let Some(terms) = &state.terms {
+            terms.meters.release_backlog.set(state.table.backlog() as f64);
+        }
+        drop(state);
+        news.deliver();
+    }
+
+    fn lock_and(self: &Arc<Self>, change: impl FnOnce(&Arc<Self>, &mut State)) {
+        let mut state = self.lock();
+        change(self, &mut state);
+        self.settle(state, News::default());
+    }
+
+    fn succeeded(self: &Arc<Self>, state: &mut State) {
+        let change = state.breaker.succeeded();
+        state.show(change);
+    }
+
+    /// A call over the connection `epoch` has failed. Replaces the connection if it is of no more
+    /// use, and looks after the server once the breaker is open.
+    pub(super) fn failed(self: &Arc<Self>, state: &mut State, error: &StoreError, epoch: u64) {
+        if state.epoch != epoch || error.kind() == StoreErrorKind::WrongType {
+            return; // of a connection that was replaced since, or of one key alone
+        }
+        let change = state.breaker.failed(error);
+        let broken =
+            matches!(error.kind(), StoreErrorKind::Io | StoreErrorKind::ReadOnly | StoreErrorKind::Loading);
+        let open = !state.breaker.lets_send();
+        if broken || (open && error.kind() == StoreErrorKind::Timeout) {
+            state.link = None;
+        }
+        state.show(change);
+        if open || state.link.is_none() {
+            self.recover(state, open);
+        }
+    }
+
+    /// Starts the task that looks for a working connection, unless it runs.
+    fn recover(self: &Arc<Self>, state: &mut State, wait: bool) {
+        let Some(home) = state.home.as_ref().filter(|_| !state.recovering) else { return };
+        state.recovering = true;
+        let driver = Arc::downgrade(self);
+        upkeep::spawn_recovery(
+            &home.handle,
+            driver,
+            self.endpoint.clone(),
+            wait.then(|| state.breaker.wait(0)),
+        );
+    }
+
+    /// The recovery task has a working connection.
+    pub(super) fn connected(self: &Arc<Self>, conn: Conn, server: u64) {
+        let mut state = self.lock();
+        state.recovering = false;
+        state.epoch += 1;
+        let check_settings = !std::mem::replace(&mut state.settings_checked, true);
+        let handle = state.home.as_ref().map(|home| home.handle.clone());
+        if let Some(handle) = handle.filter(|_| check_settings) {
+            handle.spawn(super::connection::warn_of_settings(conn.clone()));
+        }
+        state.link = Some(Link { conn, epoch: state.epoch });
+        state.clock = Clock { server, at: Instant::now() };
+        state.breaker.half_open();
+        state.show(None);
+        drop(state);
+        self.linked.notify_waiters();
+        self.wake.notify_one();
+        self.depart();
+    }
+
+    /// The recovery task has found none. Returns how long to wait before the next try.
+    pub(super) fn not_connected(self: &Arc<Self>, error: &StoreError, tries: u32) -> Duration {
+        let mut state = self.lock();
+        state.link = None;
+        let change = state.breaker.open(error);
+        state.show(change);
+        let wait = state.breaker.wait(tries);
+        self.settle(state, News::default());
+        self.linked.notify_waiters();
+        wait
+    }
+
+    /// The connection for a renewal, and the stamp of now.
+    pub(super) fn link_now(&self) -> Option<(Conn, Stamp)> {
+        let state = self.lock();
+        let conn = state.link.as_ref().filter(|_| state.breaker.lets_send())?.conn.clone();
+        Some((conn, state.stamp(Instant::now())?))
+    }
+}
+
+impl State {
+    fn stamp(&self, now: Instant) -> Option<Stamp> {
+        let link = self.link.as_ref()?;
+        Some(Stamp { now, epoch: link.epoch, server_now: self.clock.server_now(now) })
+    }
+
+    /// The next flight, if fewer than `most` are out and something may be sent.
+    fn take_flight(&mut self, most: usize, now: Instant, news: &mut News) -> Option<Flight> {
+        if self.flights >= most || !self.breaker.lets_send() {
+            return None;
+        }
+        let stamp = self.stamp(now)?;
+        let flight = self.table.next_flight(stamp, news)?;
+        self.flights += 1;
+        Some(flight)
+    }
+
+    /// The flights that may leave now.
+    fn departures(&mut self, now: Instant, news: &mut News) -> Departures {
+        let mut departures = Departures::default();
+        let Some(home) = self.home.as_ref().filter(|home| home.is_alive()) else { return departures };
+        departures.handle = Some(home.handle.clone());
+        while let Some(flight) = self.take_flight(FLIGHTS, now, news) {
+            departures.flights.push(flight);
+        }
+        departures
+    }
+
+    /// These and, if claims have waited too long, one more.
+    pub(super) fn departures_on_time(&mut self, now: Instant, news: &mut News) -> Departures {
+        let mut departures = self.departures(now, news);
+        let late = self.table.waiting_since().is_some_and(|since| since + MOST_WAIT <= now);
+        if late && departures.handle.is_some() {
+            departures.flights.extend(self.take_flight(MOST_FLIGHTS, now, news));
+        }
+        departures
+    }
+
+    /// Whether anything could be sent at all.
+    pub(super) fn can_send(&self) -> bool {
+        self.link.is_some() && self.breaker.lets_send()
+    }
+
+    pub(super) fn is_home(&self, id: u64) -> bool {
+        self.home.as_ref().is_some_and(|home| home.id == id)
+    }
+
+    pub(super) fn server_heard(&mut self, server: u64) {
+        self.clock = Clock { server, at: Instant::now() };
+    }
+
+    fn show(&self, change: Option<Change>) {
+        match &change {
+            Some(Change::Opened(_error)) => {
+                event!(warn, error = %_error, "slot store down: the outage policy decides")
+            }
+            Some(Change::Closed) => event!(info, "slot store up again"),
+            None => {}
+        }
+        if let Some(terms) = &self.terms {
+            let state = self.breaker.state();
+            terms.meters.breaker_state.set(f64::from(state as u8));
+            terms.meters.store_up.set(f64::from(u8::from(state == crate::metrics::Breaker::Closed)));
+        }
+    }
+}
+
+/// Lands a flight whose future was dropped.
+struct Landing {
+    driver: Arc<Driver>,
+    flight: Option<Flight>,
+}
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        if let Some(flight) = self.flight.take() {
+            self.driver.abandoned(flight);
+        }
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.wake.notify_one();
+    }
+}
+
+impl From<StoreError> for Failed {
+    fn from(error: StoreError) -> Self {
+        // The server says no before it runs a script, in all other cases.
+        let unknown =
+            matches!(error.kind(), StoreErrorKind::Timeout | StoreErrorKind::Io | StoreErrorKind::Other);
+        Self { error, unknown }
+    }
+}
+
+fn counted(terms: &Terms, operation: Operation, error: StoreError) -> StoreError {
+    terms.meters.store_errors.get(operation).get(error.kind()).add(1);
+    error
+}
+
+fn connection_lost() -> StoreError {
+    StoreError::new(StoreErrorKind::Io, "the connection was lost")
+}
+
+fn no_runtime() -> StoreError {
+    StoreError::new(StoreErrorKind::Other, "no tokio runtime: use the store from within one")
+}
+
+/// Reads a number that a call outside the flights brought.
+pub(super) async fn number_of(
+    driver: Arc<Driver>,
+    terms: Arc<Terms>,
+    operation: Operation,
+    source: &'static Source,
+    arguments: impl Fn(&mut Cmd) + Send + Sync,
+) -> Result<(u64, u32), StoreError> {
+    script::read_number(driver.call(terms, operation, source, arguments).await?)
+}
+
+pub(super) async fn drain(driver: Arc<Driver>, key: Key, terms: Arc<Terms>) -> Result<u32, StoreError> {
+    let lease_ms = super::flight::lease_ms(&terms);
+    let write = |cmd: &mut Cmd| script::write_drain(cmd, &key, lease_ms);
+    let (drained_at, dropped) =
+        number_of(Arc::clone(&driver), terms, Operation::Drain, &script::DRAIN, write).await?;
+    let mut news = News::default();
+    driver.lock().table.drained(&key, drained_at, &mut news);
+    news.deliver();
+    Ok(dropped)
+}

@@ -1,0 +1,79 @@
+//! From the client library's and the server's errors to ours, with what to do about them.
+
+use ::redis::{ErrorKind, RedisError};
+
+use crate::store::{StoreError, StoreErrorKind};
+
+pub(super) fn from_redis(error: &RedisError) -> StoreError {
+    if error.is_timeout() {
+        return timed_out();
+    }
+    if let Some(code) = error.code() {
+        return classify(code, &error.to_string());
+    }
+    match error.kind() {
+        ErrorKind::AuthenticationFailed => classify("WRONGPASS", &error.to_string()),
+        ErrorKind::Io => {
+            StoreError::new(StoreErrorKind::Io, format!("{error}: is the server up, and the address right?"))
+        }
+        _ => StoreError::new(StoreErrorKind::Other, error.to_string()),
+    }
+}
+
+/// An error that a script caught, as its text: the code is the first word.
+pub(super) fn classify_text(text: &str) -> StoreError {
+    classify(text.split_whitespace().next().unwrap_or_default(), text)
+}
+
+fn classify(code: &str, text: &str) -> StoreError {
+    use StoreErrorKind as Kind;
+    let (kind, advice) = match code {
+        _ if text.contains("ACL failure") => {
+            (Kind::NoPerm, "grant the user the commands that the documentation of RedisStore lists")
+        }
+        "NOPERM" => (Kind::NoPerm, "grant the user the commands that the documentation of RedisStore lists"),
+        "NOAUTH" | "WRONGPASS" => {
+            (Kind::NoPerm, "put the right login into the url: redis://user:password@host")
+        }
+        "NOSCRIPT" => (Kind::NoScript, "the server forgot a script that was just sent"),
+        "READONLY" => (Kind::ReadOnly, "this server is a replica: connect to the master"),
+        "OOM" => (Kind::Oom, "raise maxmemory"),
+        "LOADING" | "MASTERDOWN" | "BUSY" => (Kind::Loading, "the server will answer again by itself"),
+        "MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN" | "CROSSSLOT" => {
+            (Kind::Cluster, "this server is part of a cluster: connect to it as one")
+        }
+        "WRONGTYPE" => (Kind::WrongType, "something else is stored under the key: choose another prefix"),
+        _ => return StoreError::new(Kind::Other, text.to_owned()),
+    };
+    StoreError::new(kind, format!("{text} ({advice})"))
+}
+
+pub(super) fn malformed() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Other,
+        "the server's reply to a script has an unexpected shape: is it redis?",
+    )
+}
+
+pub(super) fn timed_out() -> StoreError {
+    StoreError::new(StoreErrorKind::Timeout, "no answer within the store's time-out")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_from_scripts_are_classified_by_their_code() {
+        for (text, kind) in [
+            ("WRONGTYPE Operation against a key holding the wrong kind of value", StoreErrorKind::WrongType),
+            ("OOM command not allowed when used memory > 'maxmemory'.", StoreErrorKind::Oom),
+            ("READONLY You can't write against a read only replica.", StoreErrorKind::ReadOnly),
+            ("ERR ACL failure in script: User has no permissions", StoreErrorKind::NoPerm),
+            ("ERR something else", StoreErrorKind::Other),
+            ("", StoreErrorKind::Other),
+        ] {
+            assert_eq!(classify_text(text).kind(), kind, "{text}");
+        }
+    }
+}

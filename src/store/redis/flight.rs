@@ -1,0 +1,200 @@
+//! One call of the flight script: what it carries, how it is written, and how its reply is read.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ::redis::{Cmd, Value};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::error::{classify_text, malformed};
+use super::script::{count, sequence, text, unsigned};
+use crate::store::{Grant, Key, SlotId, StoreError, Terms};
+
+/// Something that was sent may still be executed, until the server's clock has passed `until`,
+/// unless what comes after it takes the same connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Doubt {
+    pub(super) until: u64,
+    pub(super) epoch: u64,
+}
+
+impl Doubt {
+    /// The doubt that lasts longer.
+    pub(super) fn or(self, other: Option<Self>) -> Self {
+        other.filter(|other| other.until > self.until).unwrap_or(self)
+    }
+
+    /// Whether what was executed at `now`, over the connection `epoch`, came after it for sure.
+    pub(super) fn settled(self, now: u64, epoch: Option<u64>) -> bool {
+        now > self.until || epoch == Some(self.epoch)
+    }
+}
+
+pub(super) type Confirm = oneshot::Sender<Result<(), StoreError>>;
+
+/// A slot that is to be given back.
+pub(super) struct Release {
+    pub(super) key: Key,
+    pub(super) slot: SlotId,
+    pub(super) weight: u32,
+    pub(super) terms: Arc<Terms>,
+    /// When the server gives it back by itself at the latest.
+    pub(super) lapses: Instant,
+    pub(super) doubt: Option<Doubt>,
+    pub(super) confirm: Option<Confirm>,
+}
+
+/// A claim on its way to the server; the rest of it stands in the table of slots.
+pub(super) struct Acquire {
+    pub(super) slot: SlotId,
+    pub(super) weight: u32,
+    pub(super) limit: u32,
+    pub(super) queued: Instant,
+    pub(super) deadline: Instant,
+    pub(super) tries: u32,
+    pub(super) reply: oneshot::Sender<Result<Grant, StoreError>>,
+}
+
+/// What a flight asks of one key.
+pub(super) struct Ask {
+    pub(super) key: Key,
+    pub(super) limit: u32,
+    pub(super) lease_ms: u64,
+    pub(super) back: Vec<Release>,
+    pub(super) claims: Vec<Acquire>,
+}
+
+/// The asks of one call, grouped by key in the order in which the keys came up.
+#[derive(Default)]
+pub(super) struct Cargo {
+    pub(super) asks: Vec<Ask>,
+    by_key: HashMap<Key, usize>,
+}
+
+impl Cargo {
+    pub(super) fn push_release(&mut self, release: Release) {
+        let lease_ms = lease_ms(&release.terms);
+        let at = *self.by_key.entry(release.key.clone()).or_insert(self.asks.len());
+        if at == self.asks.len() {
+            self.asks.push(Ask {
+                key: release.key.clone(),
+                limit: 0,
+                lease_ms,
+                back: Vec::new(),
+                claims: Vec::new(),
+            });
+        }
+        self.asks[at].back.push(release);
+    }
+
+    /// Claims of one key that differ in limit or lease go into asks of their own, in their order.
+    pub(super) fn push_claim(&mut self, key: &Key, terms: &Terms, acquire: Acquire) {
+        let (limit, lease_ms) = (acquire.limit, lease_ms(terms));
+        if let Some(ask) = self.by_key.get(key).and_then(|at| self.asks.get_mut(*at)) {
+            if ask.claims.is_empty() {
+                (ask.limit, ask.lease_ms) = (limit, lease_ms);
+            }
+            if (ask.limit, ask.lease_ms) == (limit, lease_ms) {
+                ask.claims.push(acquire);
+                return;
+            }
+        }
+        self.by_key.insert(key.clone(), self.asks.len());
+        self.asks.push(Ask { key: key.clone(), limit, lease_ms, back: Vec::new(), claims: vec![acquire] });
+    }
+}
+
+pub(super) fn lease_ms(terms: &Terms) -> u64 {
+    u64::try_from(terms.lease.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Asks on their way.
+pub(super) struct Flight {
+    pub(super) asks: Vec<Ask>,
+    /// After this instant on the server's clock the script takes nothing any more.
+    pub(super) not_after: u64,
+    /// The connection that it goes over.
+    pub(super) epoch: u64,
+    pub(super) deadline: Instant,
+}
+
+impl Flight {
+    pub(super) fn has_claims(&self) -> bool {
+        self.asks.iter().any(|ask| !ask.claims.is_empty())
+    }
+
+    /// How many slots it takes and gives back.
+    pub(super) fn size(&self) -> usize {
+        self.asks.iter().map(|ask| ask.back.len() + ask.claims.len()).sum()
+    }
+
+    pub(super) fn write(&self, cmd: &mut Cmd) {
+        cmd.arg(self.asks.len());
+        for ask in &self.asks {
+            cmd.arg(ask.key.as_str());
+        }
+        cmd.arg(self.not_after);
+        for ask in &self.asks {
+            let back: u32 = ask.back.iter().map(|release| release.weight).sum();
+            cmd.arg(ask.limit).arg(ask.lease_ms).arg(back).arg(ask.claims.len());
+            for release in &ask.back {
+                for member in release.slot.members(release.weight) {
+                    cmd.arg(&member.to_bytes()[..]);
+                }
+            }
+            for claim in &ask.claims {
+                cmd.arg(claim.weight).arg(&claim.slot.to_bytes()[..]);
+            }
+        }
+    }
+
+    pub(super) fn read(&self, reply: Value) -> Result<FlightReply, StoreError> {
+        let mut items = sequence(reply)?.into_iter();
+        let now = items.next().and_then(|value| unsigned(&value)).ok_or_else(malformed)?;
+        if items.len() != self.asks.len() {
+            return Err(malformed());
+        }
+        let answers =
+            items.zip(&self.asks).map(|(value, ask)| read_answer(value, ask.claims.len())).collect();
+        Ok(FlightReply { now, answers })
+    }
+}
+
+/// The server's time, and each key's answer in the order of the asks.
+pub(super) struct FlightReply {
+    pub(super) now: u64,
+    pub(super) answers: Vec<Result<Answer, StoreError>>,
+}
+
+/// What became of what a flight asked of one key.
+pub(super) struct Answer {
+    pub(super) lapsed: u64,
+    pub(super) verdicts: Vec<Verdict>,
+}
+
+/// What became of a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Decided(Grant),
+    Late,
+}
+
+fn read_answer(value: Value, claims: usize) -> Result<Answer, StoreError> {
+    if let Some(text) = text(&value) {
+        return Err(classify_text(text));
+    }
+    let mut items = sequence(value)?.into_iter();
+    let lapsed = items.next().and_then(|value| unsigned(&value)).ok_or_else(malformed)?;
+    let verdicts: Vec<_> = items.map(|value| read_verdict(&value)).collect::<Result<_, _>>()?;
+    if verdicts.len() == claims { Ok(Answer { lapsed, verdicts }) } else { Err(malformed()) }
+}
+
+fn read_verdict(value: &Value) -> Result<Verdict, StoreError> {
+    match value {
+        Value::Nil | Value::Boolean(false) => Ok(Verdict::Late),
+        Value::Int(used) if *used >= 0 => Ok(Verdict::Decided(Grant::Granted { active: count(*used) })),
+        Value::Int(used) => Ok(Verdict::Decided(Grant::Refused { active: count(-1 - *used) })),
+        _ => Err(malformed()),
+    }
+}

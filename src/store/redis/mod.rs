@@ -1,0 +1,142 @@
+//! Slots in Redis or Valkey, shared by a whole fleet.
+//!
+//! # Data
+//!
+//! One sorted set per key, its members the slots in use, each scored with the instant in Unix
+//! milliseconds at which its lease runs out, by the server's clock. That is the layout of gotsem, so
+//! that a fleet may mix both. Draining leaves a marker under `{key}:drained`.
+//!
+//! # What the server needs
+//!
+//! Redis 7.0 or Valkey 7.2, or later, with `maxmemory-policy noeviction`. A user with these rights
+//! is enough, where `sem:` is the limiter's prefix:
+//!
+//! ```text
+//! ACL SETUSER slots on >password ~sem:* ~{sem:* +eval +evalsha +time +get +set +del
+//!     +zadd +zcard +zcount +zmscore +zrem +zremrangebyscore +pttl +pexpire
+//! ```
+
+mod breaker;
+mod connection;
+mod driver;
+mod error;
+mod flight;
+mod script;
+mod table;
+mod upkeep;
+
+use std::fmt;
+use std::sync::Arc;
+
+use ::redis::aio::{ConnectionManager, MultiplexedConnection};
+use ::redis::{Client, Cmd, IntoConnectionInfo};
+use tokio::sync::oneshot;
+
+use self::connection::{Endpoint, tuned};
+use self::driver::{Driver, drain, number_of};
+use super::{Claim, Grant, Key, Reply, SlotId, SlotStore, StoreError, Terms};
+use crate::error::ConfigError;
+use crate::metrics::Operation;
+
+/// Slots in Redis or Valkey, shared by a whole fleet. See the [module](self) for what the server
+/// needs.
+///
+/// Nothing is connected before the first call. All calls of one store go over one connection, which
+/// is replaced when it breaks, stalls or turns out to lead to a replica. Clones share it, and limiters
+/// of different names and prefixes may share a store.
+///
+/// It runs on the tokio runtime of the call that came first, and moves to another's when that one is
+/// gone.
+///
+/// ```
+/// # fn build() -> Result<(), Box<dyn std::error::Error>> {
+/// use tower_slots::{Limiter, RedisStore};
+///
+/// let limiter = Limiter::builder(RedisStore::open("redis://127.0.0.1/")?).limit(10).build()?;
+/// # Ok(()) }
+/// # build().unwrap();
+/// ```
+#[derive(Clone)]
+pub struct RedisStore {
+    driver: Arc<Driver>,
+}
+
+impl RedisStore {
+    /// The store at this address: `redis://[user:password@]host[:port][/db]`, with
+    /// `?protocol=resp3` for RESP3, or `unix:///path/to/socket`.
+    ///
+    /// # Errors
+    ///
+    /// The address is malformed, or of a kind that this build does not support. Whether a server is
+    /// there shows at the first call.
+    pub fn open(url: impl IntoConnectionInfo) -> Result<Self, ConfigError> {
+        let problem = "must be redis://[user:password@]host[:port][/db] or unix:///path/to/socket";
+        Client::open(url).map(Self::from).map_err(|_| ConfigError::new("url", problem))
+    }
+
+    fn at(endpoint: Endpoint) -> Self {
+        Self { driver: Driver::new(endpoint) }
+    }
+}
+
+/// Dials with the client's settings; socket options that it leaves at their defaults are set to what
+/// a limiter needs.
+impl From<Client> for RedisStore {
+    fn from(client: Client) -> Self {
+        Self::at(Endpoint::Client(tuned(client)))
+    }
+}
+
+/// Uses the manager's connection, which replaces itself as the manager is set up to do.
+impl From<ConnectionManager> for RedisStore {
+    fn from(manager: ConnectionManager) -> Self {
+        Self::at(Endpoint::Manager(manager))
+    }
+}
+
+/// Uses this very connection. When it breaks the store stays down: prefer a [`Client`].
+impl From<MultiplexedConnection> for RedisStore {
+    fn from(connection: MultiplexedConnection) -> Self {
+        Self::at(Endpoint::Fixed(connection))
+    }
+}
+
+impl SlotStore for RedisStore {
+    fn acquire(&self, claim: Claim) -> Reply<Result<Grant, StoreError>> {
+        self.driver.acquire(claim)
+    }
+
+    fn release(&self, _key: &Key, slot: SlotId) {
+        self.driver.release(slot, None);
+    }
+
+    fn release_confirmed(&self, _key: &Key, slot: SlotId) -> Reply<Result<(), StoreError>> {
+        let (confirm, confirmed) = oneshot::channel();
+        self.driver.release(slot, Some(confirm));
+        // Without its sender the driver is gone: nothing renews the slot, so its lease runs out.
+        Reply::later(async move { confirmed.await.unwrap_or(Ok(())) })
+    }
+
+    fn count(&self, key: &Key, terms: &Arc<Terms>) -> Reply<Result<u32, StoreError>> {
+        let (driver, key, terms) = (Arc::clone(&self.driver), key.clone(), Arc::clone(terms));
+        Reply::later(async move {
+            let write = |cmd: &mut Cmd| script::write_count(cmd, &key);
+            let counted = number_of(driver, terms, Operation::Count, &script::COUNT, write).await;
+            counted.map(|(_, used)| used)
+        })
+    }
+
+    fn drain(&self, key: &Key, terms: &Arc<Terms>) -> Reply<Result<u32, StoreError>> {
+        Reply::later(drain(Arc::clone(&self.driver), key.clone(), Arc::clone(terms)))
+    }
+
+    fn flush(&self) -> Reply<()> {
+        self.driver.flush()
+    }
+}
+
+impl fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisStore").finish_non_exhaustive()
+    }
+}

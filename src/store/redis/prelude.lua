@@ -1,0 +1,51 @@
+-- Stands before each of the other scripts. The server's clock, in Unix ms, is the only one.
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+-- `unpack` fails on lists of thousands, so commands take their arguments in parts of this many.
+local PART = 2000
+
+local function evict(key)
+  return redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
+end
+
+-- Appends score and name of each member of a claim: the first one and those that follow in number.
+local function add(list, score, first, weight)
+  list[#list + 1] = score
+  list[#list + 1] = first
+  if weight > 1 then
+    local stem, number = string.sub(first, 1, 29), tonumber(string.sub(first, 30), 16)
+    for i = 1, weight - 1 do
+      list[#list + 1] = score
+      list[#list + 1] = string.format('%s%08x', stem, number + i)
+    end
+  end
+end
+
+-- Writes a list of scores and members, and sees to it that the key outlives them: its TTL is only
+-- ever raised, with room, so that a key in steady use is touched once a lease.
+local function put(key, list, lease)
+  local added = 0
+  for i = 1, #list, PART do
+    added = added + redis.call('ZADD', key, unpack(list, i, math.min(i + PART - 1, #list)))
+  end
+  if redis.call('PTTL', key) < lease + 10000 then
+    redis.call('PEXPIRE', key, 2 * lease + 10000)
+  end
+  return added
+end
+
+-- The scores of members that stand in `list` at every `step`th place from `at` on, `n` of them.
+local function scores(key, list, at, step, n)
+  local found, names = {}, {}
+  for i = 0, n - 1 do
+    names[#names + 1] = list[at + i * step]
+    if #names == PART or i == n - 1 then
+      for _, score in ipairs(redis.call('ZMSCORE', key, unpack(names))) do
+        found[#found + 1] = score
+      end
+      names = {}
+    end
+  end
+  return found
+end

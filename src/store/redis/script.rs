@@ -1,0 +1,155 @@
+//! The scripts, and how calls are written for them and read back; flights have a module of their own.
+
+use std::sync::LazyLock;
+
+use ::redis::{Cmd, Script, Value};
+
+use super::connection::Conn;
+use super::error::{from_redis, malformed};
+use crate::store::{Key, SlotId, StoreError, StoreErrorKind};
+
+/// One script: its text, and the hash under which the server keeps it.
+pub(super) struct Source {
+    text: &'static str,
+    script: LazyLock<Script>,
+}
+
+macro_rules! source {
+    ($file:literal) => {
+        source!("", $file)
+    };
+    ($flags:literal, $file:literal) => {{
+        const TEXT: &str = concat!($flags, include_str!("prelude.lua"), include_str!($file));
+        Source { text: TEXT, script: LazyLock::new(|| Script::new(TEXT)) }
+    }};
+}
+
+pub(super) static HELLO: Source = source!("hello.lua");
+pub(super) static FLIGHT: Source = source!("flight.lua");
+// A renewal writes over what is there: it must work on a server that has reached `maxmemory`.
+pub(super) static RENEW: Source = source!("#!lua flags=allow-oom\n", "renew.lua");
+pub(super) static COUNT: Source = source!("count.lua");
+pub(super) static DRAIN: Source = source!("drain.lua");
+
+/// Runs a script: by its hash, and whole if the server does not know it.
+pub(super) async fn run(
+    conn: &mut Conn,
+    source: &Source,
+    arguments: impl Fn(&mut Cmd),
+) -> Result<Value, StoreError> {
+    let command = |verb: &str, script: &str| {
+        let mut cmd = ::redis::cmd(verb);
+        cmd.arg(script);
+        arguments(&mut cmd);
+        cmd
+    };
+    match conn.request(&command("EVALSHA", source.script.get_hash())).await.map_err(|e| from_redis(&e)) {
+        Err(error) if error.kind() == StoreErrorKind::NoScript => {
+            conn.request(&command("EVAL", source.text)).await.map_err(|e| from_redis(&e))
+        }
+        result => result,
+    }
+}
+
+/// One slot that is to be renewed.
+#[derive(Clone, Copy)]
+pub(super) struct Renewal {
+    pub(super) slot: SlotId,
+    pub(super) weight: u32,
+    /// When it was acquired, on the server's clock.
+    pub(super) since: u64,
+}
+
+pub(super) fn write_renewal(cmd: &mut Cmd, key: &Key, not_after: u64, lease_ms: u64, slots: &[Renewal]) {
+    cmd.arg(2).arg(key.as_str()).arg(drain_marker(key)).arg(not_after).arg(lease_ms);
+    for Renewal { slot, weight, since } in slots {
+        cmd.arg(*weight).arg(&slot.to_bytes()[..]).arg(*since);
+    }
+}
+
+/// What became of a renewal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RenewVerdict {
+    Renewed,
+    PutBack,
+    Drained,
+    Late,
+}
+
+pub(super) struct RenewReply {
+    pub(super) now: u64,
+    pub(super) lapsed: u64,
+    pub(super) verdicts: Vec<RenewVerdict>,
+}
+
+pub(super) fn read_renewal(reply: Value, slots: usize) -> Result<RenewReply, StoreError> {
+    let mut items = sequence(reply)?.into_iter();
+    let mut number = || items.next().and_then(|value| unsigned(&value)).ok_or_else(malformed);
+    let (now, lapsed) = (number()?, number()?);
+    let verdicts: Vec<_> = items
+        .map(|value| match value {
+            Value::Int(0) => Ok(RenewVerdict::Drained),
+            Value::Int(1) => Ok(RenewVerdict::Renewed),
+            Value::Int(2) => Ok(RenewVerdict::PutBack),
+            Value::Nil | Value::Boolean(false) => Ok(RenewVerdict::Late),
+            _ => Err(malformed()),
+        })
+        .collect::<Result<_, _>>()?;
+    if verdicts.len() == slots { Ok(RenewReply { now, lapsed, verdicts }) } else { Err(malformed()) }
+}
+
+pub(super) fn write_count(cmd: &mut Cmd, key: &Key) {
+    cmd.arg(1).arg(key.as_str());
+}
+
+pub(super) fn write_drain(cmd: &mut Cmd, key: &Key, lease_ms: u64) {
+    cmd.arg(2).arg(key.as_str()).arg(drain_marker(key)).arg(lease_ms);
+}
+
+/// Server ms and a number: the reply of the count and drain scripts.
+pub(super) fn read_number(reply: Value) -> Result<(u64, u32), StoreError> {
+    match sequence(reply)?.as_slice() {
+        [now, Value::Int(number)] => Ok((unsigned(now).ok_or_else(malformed)?, count(*number))),
+        _ => Err(malformed()),
+    }
+}
+
+/// Server ms and the server's version: the reply of the hello script.
+pub(super) fn read_hello(reply: Value) -> Result<(u64, String), StoreError> {
+    match sequence(reply)?.as_slice() {
+        [now, version] => {
+            let version = text(version).ok_or_else(malformed)?;
+            Ok((unsigned(now).ok_or_else(malformed)?, version.to_owned()))
+        }
+        _ => Err(malformed()),
+    }
+}
+
+/// Where a drain leaves its marker: beside the key, in its Cluster slot.
+fn drain_marker(key: &Key) -> String {
+    format!("{{{}}}:drained", key.as_str())
+}
+
+pub(super) fn sequence(value: Value) -> Result<Vec<Value>, StoreError> {
+    value.into_sequence().map_err(|_| malformed())
+}
+
+pub(super) fn unsigned(value: &Value) -> Option<u64> {
+    match value {
+        Value::Int(number) => u64::try_from(*number).ok(),
+        _ => None,
+    }
+}
+
+pub(super) fn text(value: &Value) -> Option<&str> {
+    match value {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
+        Value::SimpleString(text) => Some(text),
+        Value::VerbatimString { text, .. } => Some(text),
+        _ => None,
+    }
+}
+
+pub(super) fn count(number: i64) -> u32 {
+    u32::try_from(number).unwrap_or(if number < 0 { 0 } else { u32::MAX })
+}

@@ -1,0 +1,552 @@
+//! The table of every slot that this process has asked for and not yet given back, and the queues
+//! to and from it. It decides what becomes of each; it sends nothing and waits for nothing.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::error::timed_out;
+use super::flight::{Acquire, Ask, Cargo, Confirm, Doubt, Flight, FlightReply, Release, Verdict};
+use super::script::{RenewReply, RenewVerdict, Renewal};
+use crate::metrics::{Released, Renewed};
+use crate::store::{Claim, Grant, Holder, Key, Lost, SlotId, StoreError, StoreErrorKind, Terms};
+
+/// The most slots that one call carries, so that it never holds the server for long.
+pub(super) const MOST_SLOTS: u32 = 512;
+/// How long a release waits that the server answered with an error.
+const RELEASE_RETRY: Duration = Duration::from_secs(1);
+/// How often a claim is sent again after its connection broke, or it came too late by a clock that
+/// was wrong.
+const CLAIM_TRIES: u32 = 2;
+
+#[derive(Default)]
+pub(super) struct Table {
+    slots: HashMap<SlotId, Entry>,
+    acquires: VecDeque<Acquire>,
+    releases: VecDeque<Release>,
+    /// Releases that are not to be sent before an instant.
+    later: Vec<(Instant, Release)>,
+    /// Slots that their holders have given up and the server has not yet confirmed.
+    backlog: usize,
+    flushers: Vec<oneshot::Sender<()>>,
+}
+
+struct Entry {
+    key: Key,
+    weight: u32,
+    terms: Arc<Terms>,
+    holder: Weak<dyn Holder>,
+    phase: Phase,
+    /// The holder has gone while a call was out: give the slot back when its answer is there.
+    given_up: Option<GivenUp>,
+    /// When it was acquired, on our clock and on the server's.
+    since: Instant,
+    since_server: u64,
+    /// When the call was sent that acquired or renewed it last.
+    renewed: Instant,
+    told_lapsed: bool,
+    doubt: Option<Doubt>,
+}
+
+struct GivenUp(Option<Confirm>);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// In the queue of acquires.
+    Queued,
+    /// In a flight.
+    Flying,
+    Held,
+    /// In a renewal. A release waits for it, so that the renewal does not bring the slot back.
+    Renewing,
+}
+
+/// What a call came to that brought no reply.
+pub(super) struct Failed {
+    pub(super) error: StoreError,
+    /// The server may have executed it, or may still do so.
+    pub(super) unknown: bool,
+}
+
+/// Answers and news to deliver once no lock is held.
+#[derive(Default)]
+pub(super) struct News {
+    replies: Vec<(oneshot::Sender<Result<Grant, StoreError>>, Result<Grant, StoreError>)>,
+    confirms: Vec<(Confirm, Result<(), StoreError>)>,
+    losses: Vec<(Weak<dyn Holder>, Lost)>,
+    flushed: Vec<oneshot::Sender<()>>,
+}
+
+impl News {
+    /// A receiver that is gone needs no news.
+    pub(super) fn deliver(self) {
+        for (reply, answer) in self.replies {
+            let _ = reply.send(answer);
+        }
+        for (confirm, result) in self.confirms {
+            let _ = confirm.send(result);
+        }
+        for (holder, why) in self.losses {
+            if let Some(holder) = holder.upgrade() {
+                holder.lost(why);
+            }
+        }
+        for flushed in self.flushed {
+            let _ = flushed.send(());
+        }
+    }
+}
+
+/// Slots of one key that are due for renewal.
+pub(super) struct Batch {
+    pub(super) key: Key,
+    pub(super) terms: Arc<Terms>,
+    pub(super) slots: Vec<Renewal>,
+    pub(super) sent: Instant,
+}
+
+/// The instant, the connection's epoch, and the server's clock: what a call is stamped with.
+#[derive(Clone, Copy)]
+pub(super) struct Stamp {
+    pub(super) now: Instant,
+    pub(super) epoch: u64,
+    pub(super) server_now: u64,
+}
+
+impl Stamp {
+    /// The server's clock at `deadline`.
+    pub(super) fn server_at(&self, deadline: Instant) -> u64 {
+        let left = deadline.saturating_duration_since(self.now).as_millis();
+        self.server_now.saturating_add(u64::try_from(left).unwrap_or(u64::MAX)).saturating_add(1)
+    }
+}
+
+impl Table {
+    pub(super) fn is_empty(&self) -> bool {
+        self.slots.is_empty() && self.backlog == 0
+    }
+
+    pub(super) fn backlog(&self) -> usize {
+        self.backlog
+    }
+
+    /// Since when the oldest claim waits for a flight.
+    pub(super) fn waiting_since(&self) -> Option<Instant> {
+        self.acquires.front().map(|acquire| acquire.queued)
+    }
+
+    pub(super) fn next_later(&self) -> Option<Instant> {
+        self.later.iter().map(|(at, _)| *at).min()
+    }
+
+    pub(super) fn enqueue(
+        &mut self,
+        claim: Claim,
+        reply: oneshot::Sender<Result<Grant, StoreError>>,
+        now: Instant,
+    ) {
+        let Claim { key, slot, weight, limit, terms, holder } = claim;
+        let deadline = now + terms.timeout;
+        self.acquires.push_back(Acquire { slot, weight, limit, queued: now, deadline, tries: 0, reply });
+        let entry = Entry {
+            key,
+            weight,
+            terms,
+            holder,
+            phase: Phase::Queued,
+            given_up: None,
+            since: now,
+            since_server: 0,
+            renewed: now,
+            told_lapsed: false,
+            doubt: None,
+        };
+        self.slots.insert(slot, entry);
+    }
+
+    /// The holder of `slot` is gone.
+    pub(super) fn release(&mut self, slot: SlotId, confirm: Option<Confirm>, news: &mut News) {
+        let Some(entry) = self.slots.get_mut(&slot) else {
+            news.confirms.extend(confirm.map(|confirm| (confirm, Ok(()))));
+            return;
+        };
+        match entry.phase {
+            // What was sent for it before may still be executed.
+            Phase::Queued if entry.doubt.is_none() => {
+                self.slots.remove(&slot);
+                news.confirms.extend(confirm.map(|confirm| (confirm, Ok(()))));
+            }
+            Phase::Queued | Phase::Held => {
+                self.backlog += 1;
+                self.give_back(slot, confirm);
+            }
+            Phase::Flying | Phase::Renewing if entry.given_up.is_none() => {
+                self.backlog += 1;
+                entry.given_up = Some(GivenUp(confirm));
+            }
+            Phase::Flying | Phase::Renewing => {}
+        }
+    }
+
+    /// Takes the slot out of the table and into the queue of releases; it counts as backlog already.
+    fn give_back(&mut self, slot: SlotId, confirm: Option<Confirm>) {
+        let Some(entry) = self.slots.remove(&slot) else { return };
+        let Entry { key, weight, terms, renewed, doubt, .. } = entry;
+        let lapses = renewed + terms.lease;
+        self.releases.push_back(Release { key, slot, weight, terms, lapses, doubt, confirm });
+    }
+
+    /// A claim has failed: nobody holds its slot. Undoes what may have been done of it, or else
+    /// forgets it.
+    fn undo(&mut self, slot: SlotId, news: &mut News) {
+        let Some(entry) = self.slots.get_mut(&slot) else { return };
+        let given_up = entry.given_up.take();
+        if entry.doubt.is_some() {
+            self.backlog += usize::from(given_up.is_none());
+            self.give_back(slot, given_up.and_then(|given_up| given_up.0));
+        } else {
+            self.slots.remove(&slot);
+            if let Some(GivenUp(confirm)) = given_up {
+                self.finish(confirm, Ok(()), news);
+            }
+        }
+    }
+
+    /// A release is over.
+    fn finish(&mut self, confirm: Option<Confirm>, result: Result<(), StoreError>, news: &mut News) {
+        self.backlog -= 1;
+        news.confirms.extend(confirm.map(|confirm| (confirm, result)));
+        if self.backlog == 0 {
+            news.flushed.append(&mut self.flushers);
+        }
+    }
+
+    /// Tells when there is no backlog.
+    pub(super) fn when_flushed(&mut self) -> Option<oneshot::Receiver<()>> {
+        (self.backlog > 0).then(|| {
+            let (flushed, receiver) = oneshot::channel();
+            self.flushers.push(flushed);
+            receiver
+        })
+    }
+
+    /// Makes up the next flight: releases first, then claims, each in the order of their age.
+    pub(super) fn next_flight(&mut self, stamp: Stamp, news: &mut News) -> Option<Flight> {
+        let mut cargo = Cargo::default();
+        let mut room = MOST_SLOTS;
+        let mut budget = Duration::ZERO;
+        while let Some(release) = pop_fitting(&mut self.releases, room, |release| release.weight) {
+            if release.lapses <= stamp.now {
+                self.lapse(release, news);
+                continue;
+            }
+            room = room.saturating_sub(release.weight);
+            budget = budget.max(release.terms.timeout);
+            cargo.push_release(release);
+        }
+        let mut deadline = stamp.now + budget;
+        while let Some(acquire) = pop_fitting(&mut self.acquires, room, |acquire| acquire.weight) {
+            let Some(entry) = self.slots.get_mut(&acquire.slot).filter(|entry| entry.phase == Phase::Queued)
+            else {
+                continue;
+            };
+            if acquire.deadline <= stamp.now {
+                news.replies.push((acquire.reply, Err(timed_out())));
+                self.undo(acquire.slot, news);
+                continue;
+            }
+            entry.phase = Phase::Flying;
+            entry.renewed = stamp.now;
+            room = room.saturating_sub(acquire.weight);
+            deadline = deadline.max(acquire.deadline);
+            cargo.push_claim(&entry.key, &entry.terms, acquire);
+        }
+        let asks = cargo.asks;
+        if asks.is_empty() {
+            return None;
+        }
+        let not_after = stamp.server_at(deadline);
+        Some(Flight { asks, not_after, epoch: stamp.epoch, deadline })
+    }
+
+    fn lapse(&mut self, release: Release, news: &mut News) {
+        release.terms.meters.releases.get(Released::Lapsed).add(1);
+        let error =
+            StoreError::new(StoreErrorKind::Timeout, "the lease ran out before the release was confirmed");
+        self.finish(release.confirm, Err(error), news);
+    }
+
+    /// A flight is back with a reply. `epoch` is its connection's, where that keeps order.
+    pub(super) fn landed(
+        &mut self,
+        flight: Flight,
+        reply: FlightReply,
+        epoch: Option<u64>,
+        now: Instant,
+        news: &mut News,
+    ) {
+        let Flight { asks, not_after, epoch: flown_over, .. } = flight;
+        for (ask, answer) in asks.into_iter().zip(reply.answers) {
+            let Ask { back, claims, .. } = ask;
+            match answer {
+                Ok(answer) => {
+                    if answer.lapsed > 0
+                        && let Some(terms) = self.terms_of(&back, &claims)
+                    {
+                        terms.meters.expired.add(answer.lapsed);
+                    }
+                    for release in back {
+                        self.released(release, reply.now, epoch, now, news);
+                    }
+                    for (claim, verdict) in claims.into_iter().zip(answer.verdicts) {
+                        self.decided(claim, verdict, reply.now, now, news);
+                    }
+                }
+                Err(error) => {
+                    // The script may have failed half way through: the claims are undone, and the
+                    // releases tried again, except where the key holds no slots at all.
+                    let undo = error.kind() != StoreErrorKind::WrongType;
+                    for release in back {
+                        if undo {
+                            self.later.push((now + RELEASE_RETRY, release));
+                        } else {
+                            self.finish(release.confirm, Err(error.clone()), news);
+                        }
+                    }
+                    let doubt = undo.then_some(Doubt { until: not_after, epoch: flown_over });
+                    for claim in claims {
+                        self.refused(claim, error.clone(), doubt, news);
+                    }
+                }
+            }
+        }
+    }
+
+    fn terms_of(&self, back: &[Release], claims: &[Acquire]) -> Option<Arc<Terms>> {
+        let of_claims =
+            || claims.iter().find_map(|claim| self.slots.get(&claim.slot)).map(|entry| &entry.terms);
+        back.first().map(|release| &release.terms).or_else(of_claims).cloned()
+    }
+
+    fn released(
+        &mut self,
+        release: Release,
+        server_now: u64,
+        epoch: Option<u64>,
+        now: Instant,
+        news: &mut News,
+    ) {
+        match release.doubt.filter(|doubt| !doubt.settled(server_now, epoch)) {
+            // A late acquire or renewal could still bring the slot back: release it once more then.
+            Some(doubt) => {
+                let wait = Duration::from_millis(doubt.until - server_now + 1);
+                release.terms.meters.releases.get(Released::Retried).add(1);
+                self.later.push((now + wait, release));
+            }
+            None => {
+                release.terms.meters.releases.get(Released::Confirmed).add(1);
+                self.finish(release.confirm, Ok(()), news);
+            }
+        }
+    }
+
+    fn decided(&mut self, claim: Acquire, verdict: Verdict, server_now: u64, now: Instant, news: &mut News) {
+        let Some(entry) = self.slots.get_mut(&claim.slot) else { return };
+        match verdict {
+            Verdict::Decided(grant @ Grant::Granted { .. }) => {
+                entry.phase = Phase::Held;
+                entry.since_server = server_now;
+                match entry.given_up.take() {
+                    Some(GivenUp(confirm)) => self.give_back(claim.slot, confirm),
+                    None => news.replies.push((claim.reply, Ok(grant))),
+                }
+            }
+            Verdict::Decided(grant @ Grant::Refused { .. }) => {
+                self.undo(claim.slot, news);
+                news.replies.push((claim.reply, Ok(grant)));
+            }
+            Verdict::Late => match self.retry(claim, now) {
+                Ok(()) => {}
+                Err(claim) => self.refused(claim, timed_out(), None, news),
+            },
+        }
+    }
+
+    /// Sends a claim once more if there is time and nobody gave it up.
+    fn retry(&mut self, mut claim: Acquire, now: Instant) -> Result<(), Acquire> {
+        let entry = self.slots.get_mut(&claim.slot).filter(|entry| entry.given_up.is_none());
+        let Some(entry) = entry.filter(|_| now < claim.deadline && claim.tries < CLAIM_TRIES) else {
+            return Err(claim);
+        };
+        entry.phase = Phase::Queued;
+        claim.tries += 1;
+        self.acquires.push_front(claim);
+        Ok(())
+    }
+
+    fn refused(&mut self, claim: Acquire, error: StoreError, doubt: Option<Doubt>, news: &mut News) {
+        if let (Some(entry), Some(doubt)) = (self.slots.get_mut(&claim.slot), doubt) {
+            entry.doubt = Some(doubt.or(entry.doubt));
+        }
+        self.undo(claim.slot, news);
+        news.replies.push((claim.reply, Err(error)));
+    }
+
+    /// A flight brought no reply.
+    pub(super) fn crashed(&mut self, flight: Flight, failed: &Failed, now: Instant, news: &mut News) {
+        let Flight { asks, not_after, epoch, .. } = flight;
+        let doubt = failed.unknown.then_some(Doubt { until: not_after, epoch });
+        for Ask { back, claims, .. } in asks {
+            // Whether these were executed does not matter: releasing twice is harmless.
+            for release in back.into_iter().rev() {
+                self.releases.push_front(release);
+            }
+            for claim in claims.into_iter().rev() {
+                if let Some(entry) = self.slots.get_mut(&claim.slot) {
+                    entry.doubt = doubt.map(|doubt| doubt.or(entry.doubt)).or(entry.doubt);
+                }
+                let broken = failed.error.kind() == StoreErrorKind::Io;
+                match if broken { self.retry(claim, now) } else { Err(claim) } {
+                    Ok(()) => {}
+                    Err(claim) => self.refused(claim, failed.error.clone(), None, news),
+                }
+            }
+        }
+    }
+
+    /// Fails all queued claims: nothing will be sent for a while.
+    pub(super) fn fail_queued(&mut self, error: &StoreError, news: &mut News) {
+        for claim in std::mem::take(&mut self.acquires) {
+            let queued = self.slots.get(&claim.slot).is_some_and(|entry| entry.phase == Phase::Queued);
+            if queued {
+                self.undo(claim.slot, news);
+            }
+            news.replies.push((claim.reply, Err(error.clone())));
+        }
+    }
+
+    /// Once a tick: puts releases that have waited into their queue, tells who has lost a slot, and
+    /// returns what has to be renewed before the next tick but one.
+    pub(super) fn tick(&mut self, now: Instant, tick: Duration, news: &mut News) -> Vec<Batch> {
+        let due: Vec<_> =
+            self.later.extract_if(.., |(at, _)| *at <= now).map(|(_, release)| release).collect();
+        self.releases.extend(due);
+        let (lapsed, kept): (VecDeque<_>, _) =
+            std::mem::take(&mut self.releases).into_iter().partition(|release| release.lapses <= now);
+        self.releases = kept;
+        lapsed.into_iter().for_each(|release| self.lapse(release, news));
+        self.end_overdue(now, news);
+        self.due_renewals(now, tick, news)
+    }
+
+    fn end_overdue(&mut self, now: Instant, news: &mut News) {
+        let overdue = |entry: &Entry| {
+            entry.phase == Phase::Held && entry.terms.max_hold.is_some_and(|most| entry.since + most <= now)
+        };
+        let slots: Vec<_> =
+            self.slots.iter().filter(|(_, entry)| overdue(entry)).map(|(slot, _)| *slot).collect();
+        for slot in slots {
+            if let Some(entry) = self.slots.get(&slot) {
+                news.losses.push((Weak::clone(&entry.holder), Lost::MaxHold));
+            }
+            self.release(slot, None, news);
+        }
+    }
+
+    fn due_renewals(&mut self, now: Instant, tick: Duration, news: &mut News) -> Vec<Batch> {
+        let mut batches: Vec<Batch> = Vec::new();
+        let mut open: HashMap<(Key, Duration), (usize, u32)> = HashMap::new();
+        for (slot, entry) in &mut self.slots {
+            if entry.phase != Phase::Held {
+                continue;
+            }
+            if !entry.told_lapsed && entry.renewed + entry.terms.lease <= now {
+                entry.told_lapsed = true;
+                news.losses.push((Weak::clone(&entry.holder), Lost::Lapsed));
+            }
+            if now + tick < entry.renewed + entry.terms.lease / 3 {
+                continue;
+            }
+            entry.phase = Phase::Renewing;
+            let renewal = Renewal { slot: *slot, weight: entry.weight, since: entry.since_server };
+            let group =
+                open.entry((entry.key.clone(), entry.terms.lease)).or_insert((usize::MAX, MOST_SLOTS));
+            if group.1 + entry.weight > MOST_SLOTS {
+                *group = (batches.len(), 0);
+                let (key, terms) = (entry.key.clone(), Arc::clone(&entry.terms));
+                batches.push(Batch { key, terms, slots: Vec::new(), sent: now });
+            }
+            group.1 += entry.weight;
+            batches[group.0].slots.push(renewal);
+        }
+        batches
+    }
+
+    /// A renewal is back with a reply.
+    pub(super) fn renewed(&mut self, batch: &Batch, reply: &RenewReply, doubt: Doubt, news: &mut News) {
+        let meters = &batch.terms.meters;
+        meters.expired.add(reply.lapsed);
+        for (Renewal { slot, .. }, verdict) in batch.slots.iter().zip(&reply.verdicts) {
+            let Some(entry) = self.slots.get_mut(slot) else { continue };
+            let result = match verdict {
+                RenewVerdict::Renewed => Renewed::Renewed,
+                RenewVerdict::PutBack => {
+                    meters.reasserted.add(1);
+                    Renewed::Reasserted
+                }
+                RenewVerdict::Drained => Renewed::Lost,
+                RenewVerdict::Late => Renewed::Error,
+            };
+            meters.renewals.get(result).add(1);
+            match verdict {
+                RenewVerdict::Renewed | RenewVerdict::PutBack => {
+                    entry.renewed = batch.sent;
+                    self.renewal_over(*slot, None);
+                }
+                RenewVerdict::Drained => {
+                    news.losses.push((Weak::clone(&entry.holder), Lost::Drained));
+                    entry.doubt = None;
+                    self.undo(*slot, news);
+                }
+                RenewVerdict::Late => self.renewal_over(*slot, Some(doubt)),
+            }
+        }
+    }
+
+    /// A renewal brought no reply: the next tick tries again.
+    pub(super) fn not_renewed(&mut self, batch: &Batch, doubt: Option<Doubt>) {
+        for Renewal { slot, .. } in &batch.slots {
+            batch.terms.meters.renewals.get(Renewed::Error).add(1);
+            self.renewal_over(*slot, doubt);
+        }
+    }
+
+    fn renewal_over(&mut self, slot: SlotId, doubt: Option<Doubt>) {
+        let Some(entry) = self.slots.get_mut(&slot) else { return };
+        entry.phase = Phase::Held;
+        entry.doubt = doubt.map(|doubt| doubt.or(entry.doubt)).or(entry.doubt);
+        if let Some(GivenUp(confirm)) = entry.given_up.take() {
+            self.give_back(slot, confirm);
+        }
+    }
+
+    /// A drain of `key` was executed at `drained_at`: what was acquired before is gone. What was
+    /// acquired in the same millisecond is left for its next renewal to find out.
+    pub(super) fn drained(&mut self, key: &Key, drained_at: u64, news: &mut News) {
+        let gone = |entry: &Entry| {
+            entry.phase == Phase::Held && entry.key == *key && entry.since_server < drained_at
+        };
+        for (_, entry) in self.slots.extract_if(|_, entry| gone(entry)) {
+            news.losses.push((entry.holder, Lost::Drained));
+        }
+    }
+}
+
+/// The head of a queue, unless it does not fit into a flight that carries something already.
+fn pop_fitting<T>(queue: &mut VecDeque<T>, room: u32, weight: impl Fn(&T) -> u32) -> Option<T> {
+    let fits = queue.front().is_some_and(|head| weight(head) <= room || room == MOST_SLOTS);
+    if fits { queue.pop_front() } else { None }
+}

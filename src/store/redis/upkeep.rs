@@ -1,0 +1,158 @@
+//! The tasks beside the flights: one that keeps time, one that renews, one that reconnects.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+
+use super::connection::Endpoint;
+use super::driver::{Driver, MOST_WAIT, State};
+use super::error::timed_out;
+use super::flight::{Doubt, lease_ms};
+use super::script;
+use super::table::{Batch, Failed, News};
+use crate::metrics::Operation;
+
+/// So many renewal calls are out at a time.
+const RENEWALS: usize = 8;
+
+/// Starts the task that keeps time, for as long as the driver and the runtime live.
+pub(super) fn spawn(handle: &Handle, driver: Weak<Driver>, wake: Arc<Notify>, home: u64) -> JoinHandle<()> {
+    let renewals = handle.clone();
+    handle.spawn(async move {
+        // Ticks that are missed, by a stopped process or a blocked runtime, are made up for by one.
+        let mut next_tick = Instant::now();
+        while let Some(driver) = driver.upgrade() {
+            let Some(until) = keep_time(&driver, home, &mut next_tick, &renewals) else { break };
+            drop(driver);
+            match until {
+                Some(until) => tokio::select! { () = wake.notified() => {}, () = sleep_until(until) => {} },
+                None => wake.notified().await,
+            }
+        }
+    })
+}
+
+/// Does what is due, and returns until when to sleep, or `None` if this is not the driver's home any
+/// more.
+fn keep_time(
+    driver: &Arc<Driver>,
+    home: u64,
+    next_tick: &mut Instant,
+    handle: &Handle,
+) -> Option<Option<Instant>> {
+    let (now, mut news) = (Instant::now(), News::default());
+    let mut state = driver.lock();
+    if !state.is_home(home) {
+        return None;
+    }
+    let mut batches = Vec::new();
+    let tick = state.tick;
+    if *next_tick <= now || *next_tick > now + tick {
+        *next_tick = now + tick;
+        batches = state.table.tick(now, tick, &mut news);
+    }
+    let departures = state.departures_on_time(now, &mut news);
+    let until = sleep_time(&mut state, now, *next_tick);
+    drop(state);
+    driver.start(departures);
+    news.deliver();
+    if !batches.is_empty() {
+        let driver = Arc::clone(driver);
+        handle.spawn(async move {
+            stream::iter(batches).for_each_concurrent(RENEWALS, |batch| renew(&driver, batch)).await;
+        });
+    }
+    Some(until)
+}
+
+fn sleep_time(state: &mut State, now: Instant, next_tick: Instant) -> Option<Instant> {
+    state.dozing = state.table.is_empty();
+    let queue = state.table.waiting_since().filter(|_| state.can_send());
+    state.watching_queue = queue.is_some();
+    let mut until = (!state.dozing).then_some(next_tick);
+    for next in [queue.map(|since| (since + MOST_WAIT).max(now + MOST_WAIT / 4)), state.table.next_later()]
+        .into_iter()
+        .flatten()
+    {
+        until = Some(until.map_or(next, |until| until.min(next)));
+    }
+    until
+}
+
+/// Renews one batch; its slots are released from the renewal also when this future is dropped.
+async fn renew(driver: &Arc<Driver>, batch: Batch) {
+    let mut renewing = Renewing { driver, batch: Some(batch), doubt: None };
+    let Some(batch) = &renewing.batch else { return };
+    let Some((mut conn, stamp)) = driver.link_now() else { return };
+    let lease_ms = lease_ms(&batch.terms);
+    let deadline = stamp.now + batch.terms.timeout.min(batch.terms.lease / 4);
+    let doubt = Doubt { until: stamp.server_at(deadline), epoch: stamp.epoch };
+    renewing.doubt = Some(doubt);
+    let write =
+        |cmd: &mut ::redis::Cmd| script::write_renewal(cmd, &batch.key, doubt.until, lease_ms, &batch.slots);
+    let run = script::run(&mut conn, &script::RENEW, write);
+    let result = timeout_at(deadline, run).await.unwrap_or_else(|_| Err(timed_out()));
+    match result.and_then(|reply| script::read_renewal(reply, batch.slots.len())) {
+        Ok(reply) => {
+            let mut news = News::default();
+            let mut state = driver.lock();
+            state.server_heard(reply.now);
+            state.table.renewed(batch, &reply, doubt, &mut news);
+            drop(state);
+            news.deliver();
+            renewing.batch = None;
+            driver.depart();
+        }
+        Err(error) => {
+            batch.terms.meters.store_errors.get(Operation::Renew).get(error.kind()).add(1);
+            let failed = Failed::from(error);
+            if !failed.unknown {
+                renewing.doubt = None;
+            }
+            driver.failed(&mut driver.lock(), &failed.error, stamp.epoch);
+        }
+    }
+}
+
+struct Renewing<'a> {
+    driver: &'a Arc<Driver>,
+    batch: Option<Batch>,
+    doubt: Option<Doubt>,
+}
+
+impl Drop for Renewing<'_> {
+    fn drop(&mut self) {
+        if let Some(batch) = self.batch.take() {
+            self.driver.lock().table.not_renewed(&batch, self.doubt);
+            self.driver.wake.notify_one();
+        }
+    }
+}
+
+/// Starts the task that looks for a working connection until it has one, after `wait`.
+pub(super) fn spawn_recovery(
+    handle: &Handle,
+    driver: Weak<Driver>,
+    endpoint: Endpoint,
+    wait: Option<Duration>,
+) {
+    handle.spawn(async move {
+        let mut wait = wait;
+        for tries in 1.. {
+            if let Some(wait) = wait {
+                sleep(wait).await;
+            }
+            let connected = endpoint.connect().await;
+            let Some(driver) = driver.upgrade() else { return };
+            match connected {
+                Ok((conn, server)) => return driver.connected(conn, server),
+                Err(error) => wait = Some(driver.not_connected(&error, tries)),
+            }
+        }
+    });
+}

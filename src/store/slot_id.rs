@@ -1,0 +1,119 @@
+use std::fmt;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::str::FromStr;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::MAX_WEIGHT;
+
+/// The id of one claim's slots: `slot_` and 32 lowercase hex digits.
+///
+/// A claim of weight *w* owns *w* members of the key's sorted set: its id and the *w* − 1 that
+/// follow it in number. Ids made in one process are never given twice, and the process's own random
+/// 64 bits keep those of different processes apart.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SlotId(u128);
+
+/// Room for the members of one claim between two ids.
+const STEP: u64 = MAX_WEIGHT as u64;
+
+impl SlotId {
+    /// A new id.
+    #[must_use]
+    #[allow(clippy::new_without_default, reason = "two default values must be equal; two ids never are")]
+    pub fn new() -> Self {
+        static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(STEP, Ordering::Relaxed);
+        Self(u128::from(*PROCESS) << 64 | u128::from(number))
+    }
+
+    /// The text, for the wire.
+    #[cfg(feature = "redis")]
+    pub(crate) fn to_bytes(self) -> [u8; 37] {
+        const HEX: &[u8; 16] = b"0123456789abcdef";
+        let mut text = *b"slot_00000000000000000000000000000000";
+        for (at, digit) in text[5..].iter_mut().rev().enumerate() {
+            *digit = HEX[(self.0 >> (4 * at)) as usize & 0xf];
+        }
+        text
+    }
+
+    /// The names of the `weight` members that a claim with this id owns.
+    pub fn members(self, weight: u32) -> impl Iterator<Item = Self> {
+        (0..u128::from(weight)).map(move |n| Self(self.0.wrapping_add(n)))
+    }
+}
+
+impl fmt::Display for SlotId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "slot_{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for SlotId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The text is not a slot id: `slot_` and 32 lowercase hex digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ParseSlotIdError;
+
+impl fmt::Display for ParseSlotIdError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not a slot id: expected `slot_` and 32 lowercase hex digits")
+    }
+}
+
+impl std::error::Error for ParseSlotIdError {}
+
+impl FromStr for SlotId {
+    type Err = ParseSlotIdError;
+
+    fn from_str(text: &str) -> Result<Self, ParseSlotIdError> {
+        let digits = text.strip_prefix("slot_").ok_or(ParseSlotIdError)?;
+        let lowercase_hex = digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        if digits.len() != 32 || !lowercase_hex {
+            return Err(ParseSlotIdError);
+        }
+        u128::from_str_radix(digits, 16).map(Self).map_err(|_| ParseSlotIdError)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_it_prints() {
+        let id = SlotId::new();
+        let text = id.to_string();
+        assert_eq!(text.len(), 37);
+        assert_eq!(text.parse(), Ok(id));
+        #[cfg(feature = "redis")]
+        assert_eq!(id.to_bytes(), *text.as_bytes());
+    }
+
+    #[test]
+    fn refuses_other_texts() {
+        for text in [
+            "",
+            "slot_",
+            "failopen",
+            "slot_0",
+            "slot_0123456789ABCDEF0123456789ABCDEF",
+            "slot_+123456789abcdef0123456789abcdef",
+        ] {
+            assert_eq!(text.parse::<SlotId>(), Err(ParseSlotIdError), "{text}");
+        }
+    }
+
+    #[test]
+    fn members_of_two_claims_never_meet() {
+        let (first, second) = (SlotId::new(), SlotId::new());
+        let last = first.members(MAX_WEIGHT).last().expect("a claim has members");
+        assert!(first < last && last < second);
+    }
+}
