@@ -44,12 +44,19 @@ struct Round {
     server_micros_per_pair: f64,
 }
 
-async fn round(server: &RedisServer, way: &Way, ids: &Arc<Vec<String>>, callers: usize, time: Duration) -> Round {
+async fn round(
+    server: &RedisServer,
+    way: &Way,
+    ids: &Arc<Vec<String>>,
+    callers: usize,
+    time: Duration,
+) -> Round {
     let (pairs, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let (cpu, start) = (server_cpu(server).await, Instant::now());
     let tasks: Vec<_> = (0..callers)
         .map(|caller| {
-            let (way, ids, pairs, stop) = (way.clone(), Arc::clone(ids), Arc::clone(&pairs), Arc::clone(&stop));
+            let (way, ids, pairs, stop) =
+                (way.clone(), Arc::clone(ids), Arc::clone(&pairs), Arc::clone(&stop));
             tokio::spawn(async move {
                 let mut at = caller;
                 while !stop.load(Ordering::Relaxed) {
@@ -137,8 +144,23 @@ async fn run(rounds: u64, time: Duration) {
     let ours = Way::Ours(limiter);
     let theirs = Way::ScriptCalls(Gotsem::new(connection, "theirs:", Duration::from_secs(30), LIMIT));
 
-    println!("{:>6} {:>8} {:>12} {:>12} {:>7} {:>22}", "ids", "callers", "ours/s", "script/s", "ratio", "server µs/pair (ratio)");
-    for (ids, callers) in [(1, 1), (1, 4), (1, 16), (1, 64), (1, 256), (1, 2048), (100, 256), (100, 2048), (1000, 64), (1000, 256), (1000, 2048)] {
+    println!(
+        "{:>6} {:>8} {:>12} {:>12} {:>7} {:>22}",
+        "ids", "callers", "ours/s", "script/s", "ratio", "server µs/pair (ratio)"
+    );
+    for (ids, callers) in [
+        (1, 1),
+        (1, 4),
+        (1, 16),
+        (1, 64),
+        (1, 256),
+        (1, 2048),
+        (100, 256),
+        (100, 2048),
+        (1000, 64),
+        (1000, 256),
+        (1000, 2048),
+    ] {
         let names = Arc::new((0..ids).map(|n| format!("project-{n}")).collect::<Vec<_>>());
         for way in [&ours, &theirs] {
             round(&server, way, &names, callers, time / 4).await;
@@ -161,5 +183,8 @@ async fn run(rounds: u64, time: Duration) {
         );
     }
     let [ours, theirs] = quiet_acquire([&ours, &theirs], 150 * rounds as usize).await;
-    println!("one caller with 2 ms of work, acquire p50: {ours:.0} µs, bare script call {theirs:.0} µs: {:.2}x", ours / theirs);
+    println!(
+        "one caller with 2 ms of work, acquire p50: {ours:.0} µs, bare script call {theirs:.0} µs: {:.2}x",
+        ours / theirs
+    );
 }

@@ -227,7 +227,11 @@ async fn stream_holds_its_slot(client: &HttpClient, servers: &[String]) -> Resul
         let Ok(token) = frame?.into_data() else { continue };
         let other = client.request(get_request(&servers[1], "/work", STREAMER)?).await?;
         refused.fetch_add(u32::from(other.status() == StatusCode::TOO_MANY_REQUESTS), Ordering::Relaxed);
-        println!("  got {:?}; another request meanwhile: {}", String::from_utf8_lossy(&token), other.status());
+        println!(
+            "  got {:?}; another request meanwhile: {}",
+            String::from_utf8_lossy(&token),
+            other.status()
+        );
     }
     // The slot is on its way back once the last byte was sent.
     let start = Instant::now();
@@ -245,7 +249,8 @@ fn report(fleet: &Fleet) -> bool {
     for (project, limit, _) in PROJECTS {
         let mut seen = fleet.with(project, |seen| seen.clone());
         seen.acquires.sort();
-        let at = |part: usize| seen.acquires.get(seen.acquires.len() * part / 100).copied().unwrap_or_default();
+        let at =
+            |part: usize| seen.acquires.get(seen.acquires.len() * part / 100).copied().unwrap_or_default();
         println!(
             "{project:<8}  {limit:>5}  {:>14}  {:>8}  {:>13}  {:>8} µs  {:>5} µs",
             seen.most,

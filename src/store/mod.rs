@@ -39,7 +39,7 @@ pub const MAX_WEIGHT: u32 = 1024;
 pub trait SlotStore: Send + Sync + 'static {
     /// Takes `claim.weight` slots of `claim.key` if no more than `claim.limit` are then in use.
     ///
-    /// The work starts with the call, not with the first poll of what it returns.
+    /// The claim is the store's with the call, whether or not what it returns is ever polled.
     fn acquire(&self, claim: Claim) -> Reply<Result<Grant, StoreError>>;
 
     /// Gives the slots of one claim back, in the background.

@@ -1,6 +1,8 @@
-//! Whether the store is asked: a circuit breaker, with neither clock nor I/O of its own.
+//! Whether the store is asked: a circuit breaker, with neither clock nor input and output of its own.
 
 use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::metrics::Breaker as State;
 use crate::store::StoreError;
@@ -24,7 +26,7 @@ enum Mode {
     #[default]
     Closed,
     HalfOpen {
-        trial: bool,
+        trial_until: Option<Instant>,
         error: StoreError,
     },
     Open(StoreError),
@@ -47,22 +49,15 @@ impl Breaker {
     }
 
     /// Lets a call for new slots pass, or tells why not. In half open the first that passes is the
-    /// trial.
-    pub(super) fn admit(&mut self) -> Result<(), StoreError> {
+    /// trial, and the next is one if that had no outcome by its `deadline`: its caller gave up.
+    pub(super) fn admit(&mut self, now: Instant, deadline: Instant) -> Result<(), StoreError> {
         match &mut self.mode {
             Mode::Closed => Ok(()),
-            Mode::HalfOpen { trial, .. } if !*trial => {
-                *trial = true;
+            Mode::HalfOpen { trial_until, .. } if trial_until.is_none_or(|until| until <= now) => {
+                *trial_until = Some(deadline);
                 Ok(())
             }
             Mode::HalfOpen { error, .. } | Mode::Open(error) => Err(error.clone()),
-        }
-    }
-
-    /// The trial ended without a verdict, for its caller gave up: the next call is one.
-    pub(super) fn trial_over(&mut self) {
-        if let Mode::HalfOpen { trial, .. } = &mut self.mode {
-            *trial = false;
         }
     }
 
@@ -110,7 +105,7 @@ impl Breaker {
     /// The server answers again: one call may try.
     pub(super) fn half_open(&mut self) {
         if let Mode::Open(error) = &self.mode {
-            self.mode = Mode::HalfOpen { trial: false, error: error.clone() };
+            self.mode = Mode::HalfOpen { trial_until: None, error: error.clone() };
         }
     }
 
@@ -132,30 +127,34 @@ mod tests {
         StoreError::new(StoreErrorKind::Io, "refused")
     }
 
+    fn admits(breaker: &mut Breaker, now: Instant) -> bool {
+        breaker.admit(now, now + Duration::from_millis(250)).is_ok()
+    }
+
     #[test]
     fn opens_after_three_failures_in_a_row_only() {
-        let mut breaker = Breaker::default();
+        let (mut breaker, now) = (Breaker::default(), Instant::now());
         assert!(breaker.failed(&error()).is_none() && breaker.failed(&error()).is_none());
         assert!(breaker.succeeded().is_none(), "it was closed all along");
         assert!(breaker.failed(&error()).is_none() && breaker.failed(&error()).is_none());
-        assert!(breaker.admit().is_ok());
+        assert!(admits(&mut breaker, now));
         assert!(matches!(breaker.failed(&error()), Some(Change::Opened(_))));
-        assert!(breaker.admit().is_err() && !breaker.lets_send());
+        assert!(!admits(&mut breaker, now) && !breaker.lets_send());
     }
 
     #[test]
     fn half_open_lets_one_trial_through() {
-        let mut breaker = Breaker::default();
+        let (mut breaker, now) = (Breaker::default(), Instant::now());
         breaker.open(&error());
         breaker.half_open();
-        assert!(breaker.lets_send() && breaker.admit().is_ok() && breaker.admit().is_err());
-        breaker.trial_over();
-        assert!(breaker.admit().is_ok());
+        assert!(breaker.lets_send() && admits(&mut breaker, now) && !admits(&mut breaker, now));
+        let later = now + Duration::from_millis(250);
+        assert!(admits(&mut breaker, later), "the trial had no outcome in its time");
         assert!(breaker.failed(&error()).is_none(), "it opens again without a second line in the log");
         assert!(!breaker.lets_send());
         breaker.half_open();
         assert!(matches!(breaker.succeeded(), Some(Change::Closed)));
-        assert!(breaker.admit().is_ok() && breaker.admit().is_ok());
+        assert!(admits(&mut breaker, now) && admits(&mut breaker, now));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use tokio::time::{Instant, timeout_at};
 use super::breaker::{Breaker, Change};
 use super::connection::{Conn, Endpoint};
 use super::error::timed_out;
-use super::flight::Flight;
+use super::flight::{Flight, FlightReply};
 use super::script::{self, Source};
 use super::table::{Failed, News, Stamp, Table};
 use super::upkeep;
@@ -134,7 +134,7 @@ impl Driver {
         let (reply, answer) = oneshot::channel();
         let mut news = News::default();
         let mut state = self.lock();
-        if let Err(error) = self.ready(&mut state, &terms).and_then(|()| state.breaker.admit()) {
+        if let Err(error) = self.ready(&mut state, &terms).and_then(|()| state.breaker.admit(now, deadline)) {
             drop(state);
             return Reply::ready(Err(counted(&terms, Operation::Acquire, error)));
         }
@@ -145,10 +145,12 @@ impl Driver {
         }
         drop(state);
         news.deliver();
+        // Airborne from here on: this future may be dropped before it is polled.
+        let own = own.map(|flight| Airborne::new(self, flight));
         let driver = Arc::clone(self);
         Reply::later(async move {
             if let Some(flight) = own {
-                driver.fly(flight).await;
+                flight.fly().await;
                 driver.depart();
             }
             let answer = match timeout_at(deadline, answer).await {
@@ -266,24 +268,11 @@ impl Driver {
         let Departures { flights, handle } = departures;
         let Some(handle) = handle else { return };
         for flight in flights {
-            let driver = Arc::clone(self);
-            handle.spawn(async move { driver.pilot(flight).await });
+            handle.spawn(Airborne::new(self, flight).pilot());
         }
     }
 
-    /// Flies, and goes on with what has gathered meanwhile.
-    async fn pilot(self: Arc<Self>, flight: Flight) {
-        let mut next = Some(flight);
-        while let Some(flight) = next {
-            self.fly(flight).await;
-            let mut news = News::default();
-            next = self.lock().take_flight(FLIGHTS, Instant::now(), &mut news);
-            news.deliver();
-        }
-    }
-
-    /// Sends one flight and deals with what comes back, also when this future is dropped.
-    async fn fly(self: &Arc<Self>, flight: Flight) {
+    async fn send(&self, flight: &Flight) -> Result<FlightReply, Failed> {
         let link = {
             let state = self.lock();
             if let Some(terms) = &state.terms {
@@ -291,26 +280,13 @@ impl Driver {
             }
             state.link.as_ref().filter(|link| link.epoch == flight.epoch).map(|link| link.conn.clone())
         };
-        let deadline = flight.deadline;
-        let mut landing = Landing { driver: Arc::clone(self), flight: Some(flight) };
-        let Some(flight) = &landing.flight else { return };
-        let result = match link {
-            None => Err(Failed { error: connection_lost(), unknown: false }),
-            Some(mut conn) => {
-                let run = script::run(&mut conn, &script::FLIGHT, |cmd| flight.write(cmd));
-                timeout_at(deadline, run)
-                    .await
-                    .unwrap_or_else(|_| Err(timed_out()))
-                    .and_then(|reply| flight.read(reply))
-                    .map_err(Failed::from)
-            }
-        };
-        if let Some(flight) = landing.flight.take() {
-            self.land(flight, result);
-        }
+        let Some(mut conn) = link else { return Err(Failed { error: connection_lost(), unknown: false }) };
+        let run = script::run(&mut conn, &script::FLIGHT, |cmd| flight.write(cmd));
+        let reply = timeout_at(flight.deadline, run).await.unwrap_or_else(|_| Err(timed_out()));
+        reply.and_then(|reply| flight.read(reply)).map_err(Failed::from)
     }
 
-    fn land(self: &Arc<Self>, flight: Flight, result: Result<super::flight::FlightReply, Failed>) {
+    fn land(self: &Arc<Self>, flight: Flight, result: Result<FlightReply, Failed>) {
         let (mut news, now) = (News::default(), Instant::now());
         let epoch = flight.epoch;
         let mut state = self.lock();
@@ -348,7 +324,6 @@ impl Driver {
         state.flights -= 1;
         let failed = Failed { error: connection_lost(), unknown: true };
         state.table.crashed(flight, &failed, Instant::now(), &mut news);
-        state.breaker.trial_over();
         self.settle(state, news);
         // Not from here: what is spawned on a runtime in shutdown comes back here at once.
         self.wake.notify_one();
@@ -374,7 +349,7 @@ impl Driver {
 
     fn succeeded(self: &Arc<Self>, state: &mut State) {
         let change = state.breaker.succeeded();
-        state.show(change);
+        state.show(change.as_ref());
     }
 
     /// A call over the connection `epoch` has failed. Replaces the connection if it is of no more
@@ -390,7 +365,7 @@ impl Driver {
         if broken || (open && error.kind() == StoreErrorKind::Timeout) {
             state.link = None;
         }
-        state.show(change);
+        state.show(change.as_ref());
         if open || state.link.is_none() {
             self.recover(state, open);
         }
@@ -434,7 +409,7 @@ impl Driver {
         let mut state = self.lock();
         state.link = None;
         let change = state.breaker.open(error);
-        state.show(change);
+        state.show(change.as_ref());
         let wait = state.breaker.wait(tries);
         self.settle(state, News::default());
         self.linked.notify_waiters();
@@ -500,8 +475,8 @@ impl State {
         self.clock = Clock { server, at: Instant::now() };
     }
 
-    fn show(&self, change: Option<Change>) {
-        match &change {
+    fn show(&self, change: Option<&Change>) {
+        match change {
             Some(Change::Opened(_error)) => {
                 event!(warn, error = %_error, "slot store down: the outage policy decides")
             }
@@ -516,13 +491,40 @@ impl State {
     }
 }
 
-/// Lands a flight whose future was dropped.
-struct Landing {
+/// A flight that will land: with a reply, with an error, or because its future was dropped.
+struct Airborne {
     driver: Arc<Driver>,
     flight: Option<Flight>,
 }
 
-impl Drop for Landing {
+impl Airborne {
+    fn new(driver: &Arc<Driver>, flight: Flight) -> Self {
+        Self { driver: Arc::clone(driver), flight: Some(flight) }
+    }
+
+    /// Flies, and goes on with what has gathered meanwhile.
+    async fn pilot(self) {
+        let driver = Arc::clone(&self.driver);
+        let mut next = Some(self);
+        while let Some(flight) = next {
+            flight.fly().await;
+            let mut news = News::default();
+            let taken = driver.lock().take_flight(FLIGHTS, Instant::now(), &mut news);
+            next = taken.map(|flight| Self::new(&driver, flight));
+            news.deliver();
+        }
+    }
+
+    async fn fly(mut self) {
+        let Some(flight) = &self.flight else { return };
+        let result = self.driver.send(flight).await;
+        if let Some(flight) = self.flight.take() {
+            self.driver.land(flight, result);
+        }
+    }
+}
+
+impl Drop for Airborne {
     fn drop(&mut self) {
         if let Some(flight) = self.flight.take() {
             self.driver.abandoned(flight);
