@@ -32,7 +32,7 @@ type HttpClient = Client<HttpConnector, Empty<Bytes>>;
 const SERVERS: usize = 3;
 /// Each project's limit, and how many clients call for it at once.
 const PROJECTS: [(&str, u32, usize); 2] = [("acme", 4, 12), ("globex", 9, 16)];
-const REQUESTS_PER_CLIENT: usize = 40;
+const REQUESTS_PER_CLIENT: usize = 80;
 /// The project of the streamed response: one slot.
 const STREAMER: &str = "initech";
 

@@ -1,8 +1,11 @@
-//! Limits how many requests of one project are in flight at once across a whole fleet.
+#![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr))]
 
 mod error;
+pub mod layer;
 pub mod limiter;
+#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "metrics of what only Redis does"))]
 mod metrics;
 pub mod store;
 mod trace;
@@ -12,10 +15,12 @@ mod trace;
 pub use ::redis;
 
 pub use crate::error::ConfigError;
+pub use crate::layer::{ConcurrencyLimit, ConcurrencyLimitLayer, Hold, OnMissing, Rejection, key};
 pub use crate::limiter::{
     Acquire, AcquireError, HeldSlot, KeyError, Limit, LimitSource, Limiter, LimiterBuilder, OnOutage, Origin,
     ProjectId, Slot, SlotHandle,
 };
 pub use crate::store::MemoryStore;
 #[cfg(feature = "redis")]
+#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use crate::store::redis::RedisStore;

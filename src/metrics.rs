@@ -69,7 +69,7 @@ closed_set! {
 
 closed_set! {
     /// What a renewal came to.
-    pub(crate) enum Renewed {
+    pub(crate) enum Renewal {
         Renewed = "renewed",
         Reasserted = "reasserted",
         Lost = "lost",
@@ -164,7 +164,7 @@ meters! {
     lost: Counter, "slots_lost_total", Count, "Slots gone before their holder released them.";
     reasserted: Counter, "slots_reasserted_total", Count, "Slots put back after the store had lost them.";
     expired: Counter, "slots_expired_total", Count, "Slots whose lease ran out, evicted by a call of this process.";
-    renewals: Counter["result" in Renewed], "renewals_total", Count, "Renewals of held slots.";
+    renewals: Counter["result" in Renewal], "renewals_total", Count, "Renewals of held slots.";
     releases: Counter["result" in Released], "releases_total", Count, "Releases sent to the store.";
     release_backlog: Gauge, "release_backlog", Count, "Releases not yet confirmed by the store.";
     store_errors: Counter["operation" in Operation, "error" in crate::store::StoreErrorKind], "store_errors_total", Count, "Calls that the store could not answer.";

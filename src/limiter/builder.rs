@@ -139,6 +139,11 @@ impl LimiterBuilder {
     /// Names the first setting that cannot work.
     pub fn build(self) -> Result<Limiter, ConfigError> {
         self.check()?;
+        Ok(self.build_unchecked())
+    }
+
+    /// For settings that are known to work.
+    pub(crate) fn build_unchecked(self) -> Limiter {
         if self.limit == Limit::Max(0) && self.source.is_none() {
             event!(
                 warn,
@@ -146,11 +151,6 @@ impl LimiterBuilder {
                 "limit 0 refuses every request: set a limit, or a source of limits"
             );
         }
-        Ok(Limiter { core: Arc::new(self.into_core()) })
-    }
-
-    /// For settings that are known to be right.
-    pub(crate) fn build_unchecked(self) -> Limiter {
         Limiter { core: Arc::new(self.into_core()) }
     }
 

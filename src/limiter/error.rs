@@ -81,6 +81,8 @@ pub enum KeyError {
     Duplicate,
     /// The id is not visible text.
     NotText,
+    /// The service looks for the id where none can come from: its own configuration is at fault.
+    Unusable,
 }
 
 impl fmt::Display for KeyError {
@@ -91,6 +93,7 @@ impl fmt::Display for KeyError {
             Self::TooLong => "project id of more than 128 bytes: send a shorter one",
             Self::Duplicate => "more than one project id: send exactly one",
             Self::NotText => "project id is not visible text: send printable ascii or utf-8",
+            Self::Unusable => "the service cannot read project ids: its configuration is at fault",
         })
     }
 }

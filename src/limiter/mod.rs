@@ -58,13 +58,21 @@ pub struct Limiter {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Acquire {
     weight: u32,
+    shadow: bool,
 }
 
 impl Acquire {
     /// Takes `weight` slots, all or none.
     #[must_use]
     pub fn weight(weight: u32) -> Self {
-        Self { weight }
+        Self { weight, shadow: false }
+    }
+
+    /// The caller passes whatever the answer is, and counts refusals itself.
+    #[must_use]
+    pub(crate) fn shadow(mut self) -> Self {
+        self.shadow = true;
+        self
     }
 }
 
@@ -77,7 +85,6 @@ impl Default for Acquire {
 
 impl Limiter {
     /// Starts a limiter on this store.
-    #[must_use]
     pub fn builder(store: impl SlotStore) -> LimiterBuilder {
         LimiterBuilder::new(Arc::new(store))
     }
@@ -177,12 +184,12 @@ impl Limiter {
             Err(error) => return Reply::ready(Err(error)),
         };
         if let Some(limit) = core.limits.known(id, core.meters()) {
-            return core.claim(key, how.weight, limit);
+            return core.claim(key, how, limit);
         }
         let (core, id) = (Arc::clone(core), ProjectId::new(id));
         Reply::later(async move {
             let limit = core.limits.resolve(id?, &core.terms).await;
-            core.claim(key, how.weight, limit).await
+            core.claim(key, how, limit).await
         })
     }
 
@@ -272,17 +279,18 @@ impl Core {
         Ok(key)
     }
 
-    fn claim(self: &Arc<Self>, key: Key, weight: u32, limit: Limit) -> Reply<Result<Slot, AcquireError>> {
+    fn claim(self: &Arc<Self>, key: Key, how: Acquire, limit: Limit) -> Reply<Result<Slot, AcquireError>> {
+        let weight = how.weight;
         let Limit::Max(most) = limit else {
             self.count(Outcome::Admitted);
-            let held = Held::new(self, key, weight);
+            let held = Held::new(self, key, how);
             return Reply::ready(Ok(held.granted(Origin::Unlimited, 0, limit)));
         };
         // A paused id refuses every weight for now; any other limit refuses a larger one for ever.
         if weight > most && most > 0 {
             return Reply::ready(Err(AcquireError::Weight { weight, most }));
         }
-        let held = Held::new(self, key, weight);
+        let held = Held::new(self, key, how);
         held.set_taken(Taken::Store);
         let reply = self.store.acquire(self.claim_of(&held, most));
         match reply.into_ready() {
@@ -330,7 +338,7 @@ impl Core {
             }
             Ok(Grant::Refused { active }) => {
                 held.set_taken(Taken::Nowhere);
-                self.count(Outcome::Rejected);
+                self.count_refusal(&held, Outcome::Rejected);
                 self.record_use(active, most);
                 Err(self.saturated(active, most))
             }
@@ -348,7 +356,7 @@ impl Core {
                 Ok(held.granted(Origin::FailOpen, 0, Limit::Max(most)))
             }
             Outage::Refuse => {
-                self.count(Outcome::FailClosed);
+                self.count_refusal(&held, Outcome::FailClosed);
                 Err(AcquireError::Unavailable(error))
             }
             Outage::Local { share, slots } => {
@@ -363,7 +371,7 @@ impl Core {
                         Ok(held.granted(Origin::Local, active, Limit::Max(most)))
                     }
                     Grant::Refused { active } => {
-                        self.count(Outcome::LocalRejected);
+                        self.count_refusal(&held, Outcome::LocalRejected);
                         Err(self.saturated(active, most))
                     }
                 }
@@ -376,15 +384,23 @@ impl Core {
     }
 
     /// When a slot is likely to come free: the mean hold time over the number of slots, from 1 s to
-    /// 30 s, and up to a second more so that refused callers do not return together.
+    /// 30 s. Whole seconds, since that is what HTTP can say, and up to half as many more, so that
+    /// refused callers do not return together.
     fn retry_after(&self, limit: u32) -> Duration {
         let hold_time = f64::from_bits(self.hold_time.load(Ordering::Relaxed));
-        let estimate = (hold_time / f64::from(limit.max(1))).clamp(1.0, 30.0);
-        Duration::from_secs_f64(estimate + fastrand::f64())
+        let estimate = (hold_time / f64::from(limit.max(1))).ceil().clamp(1.0, 30.0) as u64;
+        Duration::from_secs(estimate + fastrand::u64(0..=(estimate / 2).max(1)))
     }
 
     fn count(&self, outcome: Outcome) {
         self.meters().requests.get(outcome).add(1);
+    }
+
+    /// In shadow it is none, and the caller counts it.
+    fn count_refusal(&self, held: &Held, outcome: Outcome) {
+        if !held.how().shadow {
+            self.count(outcome);
+        }
     }
 
     fn record_use(&self, active: u32, most: u32) {

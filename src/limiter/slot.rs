@@ -6,7 +6,7 @@ use std::task::{Poll, Waker};
 
 use tokio::time::{Instant, sleep_until};
 
-use super::{Core, Limit};
+use super::{Acquire, Core, Limit};
 use crate::metrics::End;
 use crate::store::{Holder, Key, Lost, SlotId, SlotStore, StoreError};
 
@@ -65,7 +65,7 @@ impl Slot {
     /// How many slots this stands for.
     #[must_use]
     pub fn weight(&self) -> u32 {
-        self.held.weight
+        self.held.weight()
     }
 
     /// A weak handle to this slot, for work that may outlive its holder.
@@ -112,9 +112,11 @@ impl Slot {
         }
     }
 
-    /// How the hold will have ended, for the metrics.
+    /// How the hold will have ended, for the metrics. A slot that is lost stays so.
     pub(crate) fn set_end(&self, end: End) {
-        self.held.end.store(end as u8, Ordering::Relaxed);
+        let lost = [End::Lost as u8, End::MaxHold as u8];
+        let unless_lost = |now| (!lost.contains(&now)).then_some(end as u8);
+        let _ = self.held.end.fetch_update(Ordering::Relaxed, Ordering::Relaxed, unless_lost);
     }
 
     /// Whether a [`HeldSlot`] keeps the slot beyond this guard.
@@ -218,7 +220,7 @@ impl HeldSlot {
 
 impl fmt::Debug for HeldSlot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HeldSlot").field("id", &self.id()).field("weight", &self.held.weight).finish()
+        f.debug_struct("HeldSlot").field("id", &self.id()).field("weight", &self.held.weight()).finish()
     }
 }
 
@@ -228,7 +230,7 @@ pub(super) struct Held {
     core: Arc<Core>,
     key: Key,
     id: SlotId,
-    weight: u32,
+    how: Acquire,
     since: Instant,
     /// Who has to be told of the release: a [`Taken`].
     taken: AtomicU8,
@@ -256,13 +258,13 @@ pub(super) enum Taken {
 }
 
 impl Held {
-    pub(super) fn new(core: &Arc<Core>, key: Key, weight: u32) -> Arc<Self> {
+    pub(super) fn new(core: &Arc<Core>, key: Key, how: Acquire) -> Arc<Self> {
         core.enter();
         Arc::new(Self {
             core: Arc::clone(core),
             key,
             id: SlotId::new(),
-            weight,
+            how,
             since: Instant::now(),
             taken: AtomicU8::new(Taken::Nowhere as u8),
             granted: AtomicBool::new(false),
@@ -274,7 +276,7 @@ impl Held {
     /// Begins the hold.
     pub(super) fn granted(self: Arc<Self>, origin: Origin, active: u32, limit: Limit) -> Slot {
         self.granted.store(true, Ordering::Release);
-        self.core.hold_begins(self.weight);
+        self.core.hold_begins(self.weight());
         Slot { held: self, origin, active, limit }
     }
 
@@ -286,8 +288,12 @@ impl Held {
         self.id
     }
 
+    pub(super) fn how(&self) -> Acquire {
+        self.how
+    }
+
     pub(super) fn weight(&self) -> u32 {
-        self.weight
+        self.how.weight
     }
 
     pub(super) fn since(&self) -> Instant {
@@ -339,7 +345,7 @@ impl Drop for Held {
         }
         if *self.granted.get_mut() {
             let end = usize::from(*self.end.get_mut());
-            self.core.hold_ends(self.weight, self.since.elapsed(), end);
+            self.core.hold_ends(self.weight(), self.since.elapsed(), end);
         }
         self.core.leave();
         // Those who wait for a loss through a weak handle: there is nothing left to lose.

@@ -165,12 +165,12 @@ impl Child {
 
     /// The process, also after a panic under the lock.
     fn process(&self) -> MutexGuard<'_, Process> {
-        self.process.lock().unwrap_or_else(|lock| lock.into_inner())
+        self.process.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// How many lines [`Child::wait_line`] has passed.
     fn position(&self) -> MutexGuard<'_, usize> {
-        self.read.lock().unwrap_or_else(|lock| lock.into_inner())
+        self.read.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 

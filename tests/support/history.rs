@@ -207,7 +207,7 @@ impl History {
 
     /// The entries, also after a panic under the lock.
     fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
-        self.entries.lock().unwrap_or_else(|lock| lock.into_inner())
+        self.entries.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 

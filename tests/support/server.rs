@@ -209,7 +209,7 @@ impl RedisServer {
 
     /// The process, also after a test panicked while it had it.
     fn process(&self) -> MutexGuard<'_, Process> {
-        self.process.lock().unwrap_or_else(|lock| lock.into_inner())
+        self.process.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 

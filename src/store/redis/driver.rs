@@ -478,7 +478,7 @@ impl State {
     fn show(&self, change: Option<&Change>) {
         match change {
             Some(Change::Opened(_error)) => {
-                event!(warn, error = %_error, "slot store down: the outage policy decides")
+                event!(warn, error = %_error, "slot store down: the outage policy decides");
             }
             Some(Change::Closed) => event!(info, "slot store up again"),
             None => {}

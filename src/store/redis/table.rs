@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::error::timed_out;
 use super::flight::{Acquire, Ask, Cargo, Confirm, Doubt, Flight, FlightReply, Release, Verdict};
 use super::script::{RenewReply, RenewVerdict, Renewal};
-use crate::metrics::{Released, Renewed};
+use crate::metrics::{self, Released};
 use crate::store::{Claim, Grant, Holder, Key, Lost, SlotId, StoreError, StoreErrorKind, Terms};
 
 /// The most slots that one call carries, so that it never holds the server for long.
@@ -71,10 +71,12 @@ pub(super) struct Failed {
     pub(super) unknown: bool,
 }
 
+type Answer = oneshot::Sender<Result<Grant, StoreError>>;
+
 /// Answers and news to deliver once no lock is held.
 #[derive(Default)]
 pub(super) struct News {
-    replies: Vec<(oneshot::Sender<Result<Grant, StoreError>>, Result<Grant, StoreError>)>,
+    replies: Vec<(Answer, Result<Grant, StoreError>)>,
     confirms: Vec<(Confirm, Result<(), StoreError>)>,
     losses: Vec<(Weak<dyn Holder>, Lost)>,
     flushed: Vec<oneshot::Sender<()>>,
@@ -142,12 +144,7 @@ impl Table {
         self.later.iter().map(|(at, _)| *at).min()
     }
 
-    pub(super) fn enqueue(
-        &mut self,
-        claim: Claim,
-        reply: oneshot::Sender<Result<Grant, StoreError>>,
-        now: Instant,
-    ) {
+    pub(super) fn enqueue(&mut self, claim: Claim, reply: Answer, now: Instant) {
         let Claim { key, slot, weight, limit, terms, holder } = claim;
         let deadline = now + terms.timeout;
         self.acquires.push_back(Acquire { slot, weight, limit, queued: now, deadline, tries: 0, reply });
@@ -492,13 +489,13 @@ impl Table {
         for (Renewal { slot, .. }, verdict) in batch.slots.iter().zip(&reply.verdicts) {
             let Some(entry) = self.slots.get_mut(slot) else { continue };
             let result = match verdict {
-                RenewVerdict::Renewed => Renewed::Renewed,
+                RenewVerdict::Renewed => metrics::Renewal::Renewed,
                 RenewVerdict::PutBack => {
                     meters.reasserted.add(1);
-                    Renewed::Reasserted
+                    metrics::Renewal::Reasserted
                 }
-                RenewVerdict::Drained => Renewed::Lost,
-                RenewVerdict::Late => Renewed::Error,
+                RenewVerdict::Drained => metrics::Renewal::Lost,
+                RenewVerdict::Late => metrics::Renewal::Error,
             };
             meters.renewals.get(result).add(1);
             match verdict {
@@ -519,7 +516,7 @@ impl Table {
     /// A renewal brought no reply: the next tick tries again.
     pub(super) fn not_renewed(&mut self, batch: &Batch, doubt: Option<Doubt>) {
         for Renewal { slot, .. } in &batch.slots {
-            batch.terms.meters.renewals.get(Renewed::Error).add(1);
+            batch.terms.meters.renewals.get(metrics::Renewal::Error).add(1);
             self.renewal_over(*slot, doubt);
         }
     }

@@ -1,0 +1,123 @@
+//! The Tower layer: requests in, and a slot for each of them.
+//!
+//! ```
+//! use http::{Request, Response, StatusCode};
+//! use http_body_util::Full;
+//! use bytes::Bytes;
+//! use std::convert::Infallible;
+//! use tower::{ServiceBuilder, ServiceExt, service_fn};
+//! use tower_slots::ConcurrencyLimitLayer;
+//!
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! let service = ServiceBuilder::new()
+//!     .layer(ConcurrencyLimitLayer::in_memory(10)) // 10 in flight per `x-project-id`
+//!     .service(service_fn(|_: Request<Full<Bytes>>| async {
+//!         Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(b"done"))))
+//!     }));
+//!
+//! let request = Request::builder().header("x-project-id", "acme").body(Full::default())?;
+//! assert_eq!(service.clone().oneshot(request).await?.status(), StatusCode::OK);
+//!
+//! let nobody = Request::new(Full::default());
+//! assert_eq!(service.oneshot(nobody).await?.status(), StatusCode::BAD_REQUEST);
+//! # Ok(()) }
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run()).unwrap();
+//! ```
+//!
+//! # What happens to a request
+//!
+//! 1. CORS preflights (`OPTIONS` with `Access-Control-Request-Method`) and what
+//!    [`skip`](ConcurrencyLimitLayer::skip) exempts go straight on, without a slot.
+//! 2. The [`key`] says whose request it is. Without an id, [`OnMissing`] decides.
+//! 3. The [`Limiter`](crate::Limiter) grants a slot or refuses it. The request's body is not touched
+//!    before. Nothing is acquired in `poll_ready`, which is the inner service's own.
+//! 4. The inner service runs. In the request's extensions stands a [`SlotHandle`](crate::SlotHandle),
+//!    unless the request passed without a slot.
+//! 5. The slot is given back, once, with the first of: the inner service's error, a panic, the
+//!    response future dropped; the body ends, fails, yields trailers or a frame after which it says
+//!    that it is at its end; the body dropped. So a stream holds its slot for as long as it streams.
+//!    With [`Hold::Head`] it is given back when the head of the response is ready.
+//!
+//! The service's error type stays its own: a refusal is a response.
+//!
+//! # Answers
+//!
+//! | [`Reason`] | status | `Retry-After` |
+//! |---|---|---|
+//! | [`Saturated`](Reason::Saturated) | 429 | yes |
+//! | [`Unavailable`](Reason::Unavailable), [`Closed`](Reason::Closed) | 503 | yes |
+//! | [`Key`](Reason::Key), [`Weight`](Reason::Weight) | 400 (500 where the [`key`] itself cannot work) | no |
+//!
+//! The body is a problem document (RFC 9457, `application/problem+json`) that holds nothing the
+//! client has sent, no count and no limit; `Cache-Control` is `no-store`.
+//! [`on_reject`](ConcurrencyLimitLayer::on_reject) replaces all of it. Either way the [`Rejection`]
+//! stands in the response's extensions, where an outer layer can see it.
+//!
+//! # Where to put it
+//!
+//! Behind what finds out who is asking, in front of what costs. CORS and tracing layers go outside,
+//! so that refusals pass through them. Any number of clones, on routers, routes or connections, keep
+//! one limit. Two layers in one stack both count: a request holds a slot of each, and the inner one's
+//! handle is in the extensions.
+//!
+//! A layer outside that reads a whole body in advance, to buffer or to compress it, ends the hold
+//! when it has read it.
+//!
+//! # Upgraded connections
+//!
+//! A WebSocket outlives its request: after a 101, or a 2xx to a `CONNECT`, the layer lets go of the
+//! slot. A handler that wants it kept takes a strong guard and moves it to where the connection lives:
+//!
+//! ```
+//! use http::{Request, Response, StatusCode};
+//! use http_body_util::Empty;
+//! use bytes::Bytes;
+//! use tower_slots::SlotHandle;
+//!
+//! fn upgrade<B>(request: &Request<B>) -> Response<Empty<Bytes>> {
+//!     let slot = request.extensions().get().and_then(SlotHandle::hold);
+//!     let _serve = async move {
+//!         // … talk on the upgraded connection …
+//!         drop(slot);
+//!     };
+//!     let mut response = Response::new(Empty::new());
+//!     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+//!     response
+//! }
+//! ```
+//!
+//! The same serves work that a handler spawns and that outlives the response. If nobody holds the
+//! slot, `tower_slots_upgrade_unheld_total` counts it, and the log says so once.
+//!
+//! # What can be seen
+//!
+//! The metric `tower_slots_requests_total` counts what became of requests. If the span that is
+//! current when the request is decided declares them, the fields `policy`, `decision`, `limit`,
+//! `active` and `key_hash` are recorded on it: `decision` is the metric's `result` (`rejected` for
+//! `local_rejected` too), or `closed` or `weight`. Refusals are debug events. Ids are never shown, only a
+//! short hash.
+
+#[cfg(feature = "axum")]
+mod axum;
+mod body;
+mod future;
+mod hold;
+pub mod key;
+#[allow(clippy::module_inception, reason = "the type is the layer of this layer")]
+mod layer;
+mod observe;
+mod on_missing;
+mod reject;
+mod service;
+mod settings;
+
+#[cfg(feature = "axum")]
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+pub use self::axum::MissingSlotHandle;
+pub use self::body::SlotBody;
+pub use self::future::ResponseFuture;
+pub use self::hold::Hold;
+pub use self::layer::ConcurrencyLimitLayer;
+pub use self::on_missing::OnMissing;
+pub use self::reject::{Reason, RejectResponse, Rejection};
+pub use self::service::ConcurrencyLimit;

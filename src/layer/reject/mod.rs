@@ -1,0 +1,165 @@
+mod problem;
+
+use std::error::Error;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use http_body::Body;
+
+pub(super) use self::problem::Problems;
+use crate::error::ConfigError;
+use crate::limiter::{AcquireError, KeyError};
+
+/// When to come back where nothing is known about it: another process, or this one a moment later,
+/// may answer.
+const RETRY_SOON: Duration = Duration::from_secs(1);
+
+/// A refusal: what an [`on_reject`](crate::ConcurrencyLimitLayer::on_reject) hook is told.
+///
+/// It also stands in the extensions of the response, whoever made that, for outer layers to see. It
+/// holds nothing that the client has sent.
+#[derive(Debug, Clone)]
+pub struct Rejection {
+    reason: Reason,
+    policy: &'static str,
+    active: Option<u32>,
+    limit: Option<u32>,
+    retry_after: Option<Duration>,
+}
+
+/// Why a request was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The project has as many slots in use as its limit allows: 429.
+    Saturated,
+    /// The store cannot answer, and the limiter refuses in an outage: 503.
+    Unavailable,
+    /// The limiter is shutting down: 503.
+    Closed,
+    /// The request's weight can never be admitted: 400, since a 429 would be retried for ever.
+    Weight,
+    /// The project id is missing or unusable: 400, or 500 for [`KeyError::Unusable`].
+    Key(KeyError),
+}
+
+impl Rejection {
+    pub(super) fn new(policy: &'static str, error: &AcquireError) -> Self {
+        let (reason, active, limit, retry_after) = match *error {
+            AcquireError::Saturated { active, limit, retry_after } => {
+                (Reason::Saturated, Some(active), Some(limit), Some(retry_after))
+            }
+            AcquireError::Unavailable(_) => (Reason::Unavailable, None, None, Some(RETRY_SOON)),
+            AcquireError::Closed => (Reason::Closed, None, None, Some(RETRY_SOON)),
+            AcquireError::Weight { most, .. } => (Reason::Weight, None, Some(most), None),
+            AcquireError::Key(error) => (Reason::Key(error), None, None, None),
+        };
+        Self { reason, policy, active, limit, retry_after }
+    }
+
+    /// Why.
+    #[must_use]
+    pub fn reason(&self) -> Reason {
+        self.reason
+    }
+
+    /// The status of the answer that is given without a hook.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        match self.reason {
+            Reason::Saturated => StatusCode::TOO_MANY_REQUESTS,
+            Reason::Unavailable | Reason::Closed => StatusCode::SERVICE_UNAVAILABLE,
+            Reason::Key(KeyError::Unusable) => StatusCode::INTERNAL_SERVER_ERROR,
+            Reason::Weight | Reason::Key(_) => StatusCode::BAD_REQUEST,
+        }
+    }
+
+    /// Slots of the project in use, for [`Reason::Saturated`]. Not for the client's eyes.
+    #[must_use]
+    pub fn active(&self) -> Option<u32> {
+        self.active
+    }
+
+    /// The project's limit, for [`Reason::Saturated`]; the most that a request may weigh, for
+    /// [`Reason::Weight`]. Not for the client's eyes.
+    #[must_use]
+    pub fn limit(&self) -> Option<u32> {
+        self.limit
+    }
+
+    /// When another try makes sense, if ever: at least a second. `Retry-After` is this in whole
+    /// seconds, rounded up.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
+    }
+
+    /// The name of the limiter that refused.
+    #[must_use]
+    pub fn policy(&self) -> &'static str {
+        self.policy
+    }
+}
+
+/// What an [`on_reject`](crate::ConcurrencyLimitLayer::on_reject) hook may return: an
+/// [`http::Response`] with a body of [`Bytes`], and with the `axum` feature all that is
+/// `IntoResponse`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot answer a refused request",
+    note = "return an `http::Response<B>` where `B: http_body::Body<Data = Bytes> + Send + 'static`, \
+            or, with the `axum` feature, anything that is `IntoResponse`"
+)]
+pub trait RejectResponse: sealed::Sealed {
+    /// The body of the response.
+    type Body: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static;
+
+    /// The response.
+    fn into_response(self) -> Response<Self::Body>;
+}
+
+// Without `axum` this is what axum-core says of `http::Response`, bound for bound: switching the
+// feature on, which another crate may do, must not stop anything from compiling.
+#[cfg(not(feature = "axum"))]
+impl<B> RejectResponse for Response<B>
+where
+    B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
+{
+    type Body = B;
+
+    fn into_response(self) -> Self {
+        self
+    }
+}
+
+#[cfg(feature = "axum")]
+impl<R: axum_core::response::IntoResponse> RejectResponse for R {
+    type Body = axum_core::body::Body;
+
+    fn into_response(self) -> Response<Self::Body> {
+        axum_core::response::IntoResponse::into_response(self)
+    }
+}
+
+/// Closed to others, so that the two sets of implementations above can replace each other.
+mod sealed {
+    pub trait Sealed {}
+
+    #[cfg(not(feature = "axum"))]
+    impl<B> Sealed for http::Response<B> {}
+
+    #[cfg(feature = "axum")]
+    impl<R: axum_core::response::IntoResponse> Sealed for R {}
+}
+
+/// What an answer's problem type may be.
+pub(super) fn check_problem_type(uri: &str) -> Result<(), ConfigError> {
+    let printable = uri.bytes().all(|b| b.is_ascii_graphic() && b != b'"' && b != b'\\');
+    if uri.is_empty() || !printable {
+        return Err(ConfigError::new(
+            "problem_type",
+            "must be printable ascii without spaces, quotes and backslashes",
+        ));
+    }
+    Ok(())
+}

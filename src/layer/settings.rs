@@ -1,0 +1,82 @@
+use std::sync::{Arc, Once};
+
+use http::header::ACCESS_CONTROL_REQUEST_METHOD;
+use http::request::Parts;
+use http::{Method, Response};
+
+use super::body::RefusalBody;
+use super::key::{Header, KeyExtractor};
+use super::reject::Problems;
+use super::{Hold, OnMissing, Rejection};
+use crate::limiter::{Acquire, KeyError, Limiter, ProjectId};
+
+pub(super) type Weigh = dyn Fn(&Parts) -> u32 + Send + Sync;
+pub(super) type Exempt = dyn Fn(&Parts) -> bool + Send + Sync;
+pub(super) type OnReject = dyn Fn(&Rejection, &Parts) -> Response<RefusalBody> + Send + Sync;
+
+/// All that the services of one layer share.
+#[derive(Clone)]
+pub(super) struct Settings {
+    pub(super) limiter: Limiter,
+    pub(super) key: Arc<dyn KeyExtractor>,
+    pub(super) on_missing: OnMissing,
+    pub(super) weigh: Option<Arc<Weigh>>,
+    pub(super) exempt: Option<Arc<Exempt>>,
+    pub(super) hold: Hold,
+    pub(super) on_reject: Option<Arc<OnReject>>,
+    pub(super) problems: Problems,
+    pub(super) shadow: bool,
+    pub(super) unheld_warning: Arc<Once>,
+}
+
+impl Settings {
+    pub(super) fn new(limiter: Limiter) -> Self {
+        Self {
+            problems: Problems::new(limiter.name()),
+            limiter,
+            key: Arc::new(Header::default()),
+            on_missing: OnMissing::Refuse,
+            weigh: None,
+            exempt: None,
+            hold: Hold::Body,
+            on_reject: None,
+            shadow: false,
+            unheld_warning: Arc::new(Once::new()),
+        }
+    }
+
+    /// Who is limited, or `None` if this request is not. Exempt requests are not asked for an id:
+    /// a health check has none.
+    pub(super) fn who(&self, parts: &Parts) -> Result<Option<ProjectId>, KeyError> {
+        if is_preflight(parts) || self.exempt.as_ref().is_some_and(|exempt| exempt(parts)) {
+            return Ok(None);
+        }
+        match self.key.extract(parts) {
+            Err(error @ (KeyError::Missing | KeyError::Empty)) => match &self.on_missing {
+                OnMissing::Refuse => Err(error),
+                OnMissing::Skip => Ok(None),
+                OnMissing::Shared(id) => Ok(Some(id.clone())),
+            },
+            found => found,
+        }
+    }
+
+    pub(super) fn how(&self, parts: &Parts) -> Acquire {
+        let weight = self.weigh.as_ref().map_or(1, |weigh| weigh(parts));
+        if self.shadow { Acquire::weight(weight).shadow() } else { Acquire::weight(weight) }
+    }
+
+    pub(super) fn answer(&self, rejection: Rejection, parts: &Parts) -> Response<RefusalBody> {
+        let mut response = match &self.on_reject {
+            Some(hook) => hook(&rejection, parts),
+            None => self.problems.answer(&rejection),
+        };
+        response.extensions_mut().insert(rejection);
+        response
+    }
+}
+
+/// A browser's question whether it may ask: it cannot carry an id.
+fn is_preflight(parts: &Parts) -> bool {
+    parts.method == Method::OPTIONS && parts.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
+}

@@ -1,0 +1,11 @@
+//! The layer, by real requests through it.
+
+mod answers;
+mod attach;
+#[cfg(feature = "axum")]
+mod axum_types;
+mod bounds;
+mod hold;
+mod observed;
+mod support;
+mod upgrade;
