@@ -63,8 +63,9 @@ impl LimiterBuilder {
 
     /// Where the limits of single ids come from. Default: nowhere, all have the same.
     ///
-    /// One lookup per id is in flight at a time. A caller waits for it for at most a second, and
-    /// then, as after an error, takes the last known limit, else the default one.
+    /// One lookup per id is in flight at a time. It keeps callers waiting for a second, after which
+    /// they take, as after an error, the last known limit, else the default one; after ten seconds it
+    /// is given up.
     ///
     /// ```
     /// use tower_slots::{Limit, Limiter, MemoryStore, ProjectId};

@@ -1,3 +1,4 @@
+use std::collections::HashMap;
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
@@ -7,10 +8,10 @@ use std::time::Duration;
 
 use moka::sync::Cache;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::ProjectId;
-use crate::metrics::{Lookup, Meters};
+use crate::metrics::{Lookup as Found, Meters};
 use crate::store::Terms;
 use crate::trace::event;
 
@@ -125,8 +126,10 @@ impl<T: LimitAnswer, E: Into<BoxError>> LimitAnswer for Result<T, E> {
 type BoxLookup = Pin<Box<dyn Future<Output = Result<Limit, BoxError>> + Send>>;
 pub(super) type ErasedSource = Box<dyn Fn(ProjectId) -> BoxLookup + Send + Sync>;
 
-/// How long a caller waits for a lookup at the most. The lookup itself goes on.
+/// How long a lookup keeps callers waiting. It goes on meanwhile, and they take what is known.
 const LOOKUP_WAIT: Duration = Duration::from_secs(1);
+/// When a lookup is given up, as failed: one lost answer must not pin a limit for ever.
+const LOOKUP_TIME: Duration = Duration::from_secs(10);
 /// How soon a failed lookup is tried again, where the cache's own time is not shorter still.
 const RETRY_FAILED: Duration = Duration::from_secs(1);
 
@@ -139,6 +142,8 @@ pub(super) struct Limits {
 struct Source {
     lookup: Arc<ErasedSource>,
     cache: Cache<ProjectId, Arc<Entry>>,
+    /// The lookups in flight. Apart from the cache, which may evict an entry at any time.
+    running: Arc<Running>,
     fresh_for: Duration,
 }
 
@@ -150,10 +155,8 @@ struct EntryState {
     /// The last good answer, kept beyond its time for when the source fails.
     known: Option<Limit>,
     fresh_until: Option<Instant>,
-    /// The newest lookup brought an error.
-    failed: bool,
-    /// Closes when the lookup in flight is done.
-    running: Option<watch::Receiver<()>>,
+    /// The newest lookup has brought an answer.
+    answered: bool,
 }
 
 impl Entry {
@@ -169,6 +172,42 @@ impl EntryState {
     }
 }
 
+#[derive(Default)]
+struct Running(Mutex<HashMap<ProjectId, Lookup>>);
+
+impl Running {
+    fn lock(&self) -> MutexGuard<'_, HashMap<ProjectId, Lookup>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A lookup in flight.
+#[derive(Clone)]
+struct Lookup {
+    entry: Arc<Entry>,
+    since: Instant,
+    /// Closes when the lookup is over.
+    over: watch::Receiver<()>,
+}
+
+/// Ends a lookup, also when it panics or its runtime goes away.
+struct Ending {
+    running: Arc<Running>,
+    id: ProjectId,
+    entry: Arc<Entry>,
+    _over: watch::Sender<()>,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let mut running = self.running.lock();
+        // After an `invalidate` another one may run in its place.
+        if running.get(&self.id).is_some_and(|lookup| Arc::ptr_eq(&lookup.entry, &self.entry)) {
+            running.remove(&self.id);
+        }
+    }
+}
+
 impl Limits {
     pub(super) fn fixed(default: Limit) -> Self {
         Self { default, source: None }
@@ -180,15 +219,15 @@ impl Limits {
         fresh_for: Duration,
         entries: u64,
     ) -> Self {
-        let cache = Cache::new(entries);
-        Self { default, source: Some(Source { lookup: Arc::new(source), cache, fresh_for }) }
+        let (lookup, cache) = (Arc::new(source), Cache::new(entries));
+        Self { default, source: Some(Source { lookup, cache, running: Arc::default(), fresh_for }) }
     }
 
     /// The limit, if no lookup is needed.
     pub(super) fn known(&self, id: &str, meters: &Meters) -> Option<Limit> {
         let Some(source) = &self.source else { return Some(self.default) };
         let limit = source.cache.get(id)?.lock().fresh()?;
-        meters.limit_lookups.get(Lookup::Hit).add(1);
+        meters.limit_lookups.get(Found::Hit).add(1);
         Some(self.or_default(limit))
     }
 
@@ -200,6 +239,7 @@ impl Limits {
 
     pub(super) fn invalidate(&self, id: &str) {
         if let Some(source) = &self.source {
+            source.running.lock().remove(id);
             source.cache.invalidate(id);
         }
     }
@@ -211,66 +251,66 @@ impl Limits {
 
 impl Source {
     async fn resolve(&self, id: ProjectId, meters: &Meters) -> Limit {
-        let entry = self.cache.get_with(id.clone(), Arc::default);
-        let (mut done, task) = {
-            let mut state = entry.lock();
-            if let Some(limit) = state.fresh() {
-                meters.limit_lookups.get(Lookup::Hit).add(1);
-                return limit;
-            }
-            // A lookup whose task died with its runtime has closed its channel too.
-            match state.running.clone().filter(|running| running.has_changed().is_ok()) {
-                Some(done) => (done, None),
+        let (lookup, ending) = {
+            let mut running = self.running.lock();
+            match running.get(&id).cloned() {
+                Some(lookup) => (lookup, None),
                 None => {
-                    let (guard, done) = watch::channel(());
-                    state.running = Some(done.clone());
-                    (done, Some(tokio::spawn(self.look_up(id, Arc::clone(&entry), guard))))
+                    let entry = self.cache.get_with(id.clone(), Arc::default);
+                    let mut state = entry.lock();
+                    if let Some(limit) = state.fresh() {
+                        meters.limit_lookups.get(Found::Hit).add(1);
+                        return limit;
+                    }
+                    state.answered = false;
+                    drop(state);
+                    let (sender, over) = watch::channel(());
+                    let lookup = Lookup { entry: Arc::clone(&entry), since: Instant::now(), over };
+                    running.insert(id.clone(), lookup.clone());
+                    (lookup, Some(Ending { running: Arc::clone(&self.running), id, entry, _over: sender }))
                 }
             }
         };
+        let Lookup { entry, since, mut over } = lookup;
+        let task = ending.map(|ending| tokio::spawn(self.look_up(ending)));
         // The channel only ever closes; whoever started the task gets its panic.
-        let waited = timeout(LOOKUP_WAIT, async {
+        let wait = async {
             match task {
                 Some(task) => match task.await {
                     Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
                     _ => {}
                 },
-                None => while done.changed().await.is_ok() {},
+                None => while over.changed().await.is_ok() {},
             }
-        })
-        .await;
-        let state = entry.lock();
-        let result = match state.known {
-            Some(_) if waited.is_ok() && !state.failed => Lookup::Miss,
-            Some(_) => Lookup::Stale,
-            None => Lookup::Error,
         };
-        meters.limit_lookups.get(result).add(1);
+        // Answered or not: what is known decides.
+        let _ = timeout_at(since + LOOKUP_WAIT, wait).await;
+        let state = entry.lock();
+        let found = match state.known {
+            Some(_) if state.answered => Found::Miss,
+            Some(_) => Found::Stale,
+            None => Found::Error,
+        };
+        meters.limit_lookups.get(found).add(1);
         state.known.unwrap_or(Limit::Default)
     }
 
-    fn look_up(
-        &self,
-        id: ProjectId,
-        entry: Arc<Entry>,
-        done: watch::Sender<()>,
-    ) -> impl Future<Output = ()> + use<> {
+    fn look_up(&self, ending: Ending) -> impl Future<Output = ()> + use<> {
         let lookup = Arc::clone(&self.lookup);
         let fresh_for = self.fresh_for;
         async move {
-            let answer = lookup(id).await;
-            let mut state = entry.lock();
-            state.failed = answer.is_err();
-            let fresh_for = if state.failed { fresh_for.min(RETRY_FAILED) } else { fresh_for };
+            let answer = timeout(LOOKUP_TIME, async { lookup(ending.id.clone()).await }).await;
+            let answer = answer.unwrap_or_else(|_| Err("no answer in time".into()));
+            let mut state = ending.entry.lock();
+            state.answered = answer.is_ok();
+            let fresh_for = if state.answered { fresh_for } else { fresh_for.min(RETRY_FAILED) };
             state.fresh_until = Some(Instant::now() + fresh_for);
-            state.running = None;
             match answer {
                 Ok(limit) => state.known = Some(limit),
                 Err(_error) => {
                     event!(warn, error = %_error, "limit source failed: the last known limit stays, else the default");
                 }
             }
-            drop((state, done));
         }
     }
 }
