@@ -280,17 +280,19 @@ impl Core {
     }
 
     fn claim(self: &Arc<Self>, key: Key, how: Acquire, limit: Limit) -> Reply<Result<Slot, AcquireError>> {
-        let weight = how.weight;
+        let (held, weight) = (Held::new(self, key, how), how.weight);
+        // Once more, now that `shutdown` would wait for this guard: it may have begun meanwhile.
+        if self.closed.load(Ordering::SeqCst) {
+            return Reply::ready(Err(AcquireError::Closed));
+        }
         let Limit::Max(most) = limit else {
             self.count(Outcome::Admitted);
-            let held = Held::new(self, key, how);
             return Reply::ready(Ok(held.granted(Origin::Unlimited, 0, limit)));
         };
         // A paused id refuses every weight for now; any other limit refuses a larger one for ever.
         if weight > most && most > 0 {
             return Reply::ready(Err(AcquireError::Weight { weight, most }));
         }
-        let held = Held::new(self, key, how);
         held.set_taken(Taken::Store);
         let reply = self.store.acquire(self.claim_of(&held, most));
         match reply.into_ready() {
