@@ -1,9 +1,8 @@
 use std::fmt;
-use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Poll, Waker};
 
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use super::{Acquire, Core, Limit};
@@ -244,7 +243,8 @@ pub(super) struct Held {
 #[derive(Default)]
 struct Loss {
     lost: bool,
-    wakers: Vec<Waker>,
+    /// Those who wait for it, if anybody ever did.
+    news: Option<Arc<Notify>>,
 }
 
 /// Who holds the slot on the guards' behalf.
@@ -317,6 +317,12 @@ impl Held {
         self.loss.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What announces the loss, unless it has happened.
+    fn news(&self) -> Option<Arc<Notify>> {
+        let mut loss = self.loss();
+        if loss.lost { None } else { Some(Arc::clone(loss.news.get_or_insert_default())) }
+    }
+
     fn ends(&self) -> Option<Instant> {
         let counted = self.taken.load(Ordering::Acquire) != Taken::Nowhere as u8;
         self.core.terms().max_hold().filter(|_| counted).map(|most| self.since + most)
@@ -329,12 +335,14 @@ impl Holder for Held {
         if std::mem::replace(&mut loss.lost, true) {
             return;
         }
-        let wakers = std::mem::take(&mut loss.wakers);
+        let news = loss.news.take();
         drop(loss);
         let end = if why == Lost::MaxHold { End::MaxHold } else { End::Lost };
         self.end.store(end as u8, Ordering::Relaxed);
         self.core.slot_lost(&self.key, why);
-        wakers.into_iter().for_each(Waker::wake);
+        if let Some(news) = news {
+            news.notify_waiters();
+        }
     }
 }
 
@@ -350,26 +358,25 @@ impl Drop for Held {
         self.core.leave();
         // Those who wait for a loss through a weak handle: there is nothing left to lose.
         let loss = self.loss.get_mut().unwrap_or_else(PoisonError::into_inner);
-        std::mem::take(&mut loss.wakers).into_iter().for_each(Waker::wake);
+        if let Some(news) = loss.news.take() {
+            news.notify_waiters();
+        }
     }
 }
 
 /// Resolves when the slot is lost or given back. Holds no strong reference across an await, which
 /// would keep the slot.
 async fn lost(held: &Weak<Held>) {
-    let ends = held.upgrade().and_then(|held| held.ends());
-    let told = poll_fn(|cx| {
-        let Some(held) = held.upgrade() else { return Poll::Ready(()) };
-        let mut loss = held.loss();
-        if loss.lost {
-            return Poll::Ready(());
-        }
-        if !loss.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
-            loss.wakers.push(cx.waker().clone());
-        }
-        drop(loss);
-        Poll::Pending
-    });
+    let (ends, news) = match held.upgrade() {
+        Some(held) => (held.ends(), held.news()),
+        None => return,
+    };
+    let Some(news) = news else { return };
+    let told = news.notified();
+    // What was lost or given back before `told` existed is not announced to it.
+    if held.upgrade().is_none_or(|held| held.loss().lost) {
+        return;
+    }
     match ends {
         Some(ends) => tokio::select! { () = told => {}, () = sleep_until(ends) => {} },
         None => told.await,
