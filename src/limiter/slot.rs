@@ -111,11 +111,11 @@ impl Slot {
         }
     }
 
-    /// How the hold will have ended, for the metrics. A slot that is lost stays so.
+    /// How the hold will have ended, for the metrics; a slot that is lost stays so.
     pub(crate) fn set_end(&self, end: End) {
-        let lost = [End::Lost as u8, End::MaxHold as u8];
-        let unless_lost = |now| (!lost.contains(&now)).then_some(end as u8);
-        let _ = self.held.end.fetch_update(Ordering::Relaxed, Ordering::Relaxed, unless_lost);
+        if !self.held.loss().lost {
+            self.held.end.store(end as u8, Ordering::Relaxed);
+        }
     }
 
     /// Whether a [`HeldSlot`] keeps the slot beyond this guard.
@@ -336,9 +336,9 @@ impl Holder for Held {
             return;
         }
         let news = loss.news.take();
-        drop(loss);
         let end = if why == Lost::MaxHold { End::MaxHold } else { End::Lost };
         self.end.store(end as u8, Ordering::Relaxed);
+        drop(loss);
         self.core.slot_lost(&self.key, why);
         if let Some(news) = news {
             news.notify_waiters();
