@@ -11,6 +11,8 @@ use crate::trace::event;
 
 const LEASES: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 3600);
 const MAX_PREFIX_BYTES: usize = 64;
+/// Longer times mean for ever. Clocks overflow somewhere beyond.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Settings of a [`Limiter`]; see each method for its default.
 #[must_use = "a builder does nothing until `build`"]
@@ -158,12 +160,14 @@ impl LimiterBuilder {
     fn into_core(self) -> Core {
         let limits = match self.source {
             None => Limits::fixed(self.limit),
-            Some(source) => Limits::with_source(self.limit, source, self.cache_time, self.cache_entries),
+            Some(source) => {
+                Limits::with_source(self.limit, source, self.cache_time.min(FOREVER), self.cache_entries)
+            }
         };
         let terms = Terms {
             policy: self.name,
             lease: self.lease,
-            max_hold: self.max_hold,
+            max_hold: self.max_hold.filter(|most| *most < FOREVER),
             timeout: self.store_timeout,
             meters: Meters::new(self.name),
         };
