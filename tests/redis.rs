@@ -1,16 +1,100 @@
-//! Slots in a real Redis.
+//! Slots in a real Redis: the store and its scripts.
 
 mod support;
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use support::RedisServer;
-use tower_slots::{AcquireError, Limiter, Origin, RedisStore};
+use futures_util::future::join_all;
+use redis::aio::MultiplexedConnection;
+use support::{Gotsem, Proxy, RedisServer, eventually};
+use tower_slots::store::{Claim, Grant, Key, SlotId, SlotStore, StoreError, Terms};
+use tower_slots::{
+    Acquire, AcquireError, Limiter, LimiterBuilder, OnOutage, Origin, RedisStore, Slot,
+};
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+/// For what comes at once, on however busy a machine.
+const SOON: Duration = Duration::from_secs(10);
+/// The key of the id `acme`.
+const ACME: &str = "sem:acme";
+
+const FLIGHT: &str =
+    concat!(include_str!("../src/store/redis/prelude.lua"), include_str!("../src/store/redis/flight.lua"));
+const COUNT: &str =
+    concat!(include_str!("../src/store/redis/prelude.lua"), include_str!("../src/store/redis/count.lua"));
+
+/// A limiter with a store of its own, as another process would have it. An outage is an error.
+fn on(url: &str) -> LimiterBuilder {
+    Limiter::builder(RedisStore::open(url).unwrap())
+        .on_outage(OnOutage::Refuse)
+        .store_timeout(5 * SECOND)
+}
+
+fn limiter(server: &RedisServer, limit: u32) -> Limiter {
+    on(&server.url()).limit(limit).build().unwrap()
+}
+
+/// A limiter with a lease of a second.
+fn brief(url: &str, limit: u32) -> Limiter {
+    on(url).limit(limit).lease(SECOND).store_timeout(900 * MS).build().unwrap()
+}
+
+async fn acquire_many(limiter: &Limiter, id: &str, n: usize) -> Vec<Result<Slot, AcquireError>> {
+    join_all((0..n).map(|_| limiter.try_acquire(id))).await
+}
+
+async fn hold(limiter: &Limiter, n: usize) -> Vec<Slot> {
+    acquire_many(limiter, "acme", n).await.into_iter().collect::<Result<_, _>>().unwrap()
+}
+
+fn is_saturated<T>(result: &Result<T, AcquireError>) -> bool {
+    matches!(result, Err(AcquireError::Saturated { .. }))
+}
+
+/// Exactly `limit` slots can be taken, and are given back.
+async fn assert_whole(limiter: &Limiter, limit: usize) {
+    let all = acquire_many(limiter, "acme", limit + 1).await;
+    let granted = all.iter().filter(|slot| slot.is_ok()).count();
+    assert_eq!(granted, limit, "{all:?}");
+    assert!(all.iter().all(|slot| slot.is_ok() || is_saturated(slot)), "{all:?}");
+}
+
+async fn empty(server: &RedisServer) {
+    eventually("no slot is left", SOON, async || !server.exists(ACME).await).await;
+}
+
+async fn counts(server: &RedisServer, n: u64, within: Duration) {
+    eventually(&format!("{n} slots"), within, async || server.zcard(ACME).await == n).await;
+}
+
+async fn lost(slot: &Slot) {
+    tokio::time::timeout(SOON, slot.lost()).await.expect("the holder is told");
+}
+
+async fn connect(url: &str) -> MultiplexedConnection {
+    redis::Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap()
+}
+
+fn terms() -> Arc<Terms> {
+    Arc::new(Terms::new(30 * SECOND, 5 * SECOND))
+}
+
+fn claim(slot: SlotId, weight: u32, limit: u32) -> Claim {
+    Claim::new(Key::new(ACME), slot, weight, limit, &terms())
+}
+
+fn granted(grant: &Result<Grant, StoreError>) -> bool {
+    matches!(grant, Ok(Grant::Granted { .. }))
+}
+
+// ---- acquire and release
 
 #[tokio::test]
 async fn grants_up_to_the_limit_and_takes_slots_back() {
     let server = RedisServer::start();
-    let limiter = Limiter::builder(RedisStore::open(server.url()).unwrap()).limit(2).build().unwrap();
+    let limiter = limiter(&server, 2);
     let first = limiter.try_acquire("acme").await.unwrap();
     let second = limiter.try_acquire("acme").await.unwrap();
     assert_eq!((first.active(), second.active()), (1, 2));
@@ -18,9 +102,793 @@ async fn grants_up_to_the_limit_and_takes_slots_back() {
     let third = limiter.try_acquire("acme").await;
     assert!(matches!(third, Err(AcquireError::Saturated { active: 2, limit: 2, .. })), "{third:?}");
     first.release().await.unwrap();
+    assert_eq!(server.zcard(ACME).await, 1, "a release that was awaited is done");
     assert_eq!(limiter.active("acme").await.unwrap(), 1);
-    assert_eq!(server.members("sem:acme").await[0].0, second.id().to_string());
+    assert_eq!(server.members(ACME).await[0].0, second.id().to_string());
     drop(second);
-    assert!(limiter.shutdown(Duration::from_secs(5)).await);
-    assert!(!server.exists("sem:acme").await);
+    assert!(limiter.shutdown(SOON).await);
+    assert!(!server.exists(ACME).await, "a shutdown flushes the releases");
+    assert!(matches!(limiter.try_acquire("acme").await, Err(AcquireError::Closed)));
+}
+
+#[tokio::test]
+async fn of_many_at_once_the_limit_is_granted_exactly() {
+    let server = RedisServer::start();
+    for (limit, callers) in [(1, 2), (10, 11), (10, 100), (700, 7000)] {
+        let (one, other) = (limiter(&server, limit), limiter(&server, limit));
+        let (mut all, more) = tokio::join!(
+            acquire_many(&one, "acme", callers / 2),
+            acquire_many(&other, "acme", callers - callers / 2)
+        );
+        all.extend(more);
+        let granted = all.iter().filter(|slot| slot.is_ok()).count();
+        assert_eq!(granted, limit as usize, "{callers} callers");
+        assert!(all.iter().all(|slot| slot.is_ok() || is_saturated(slot)));
+        assert_eq!(server.zcard(ACME).await, u64::from(limit));
+        drop(all);
+        empty(&server).await;
+    }
+}
+
+#[tokio::test]
+async fn a_slot_id_is_granted_once_however_often_it_is_acquired() {
+    let server = RedisServer::start();
+    let (one, other) = (RedisStore::open(server.url()).unwrap(), RedisStore::open(server.url()).unwrap());
+    let slot = SlotId::new();
+    for store in [&one, &one, &other] {
+        let grant = store.acquire(claim(slot, 1, 1)).await;
+        assert!(matches!(grant, Ok(Grant::Granted { active: 1 })), "{grant:?}");
+    }
+    assert!(!granted(&one.acquire(claim(SlotId::new(), 1, 1)).await), "the limit of 1 is used up");
+    // Those that follow the second one go out as one batch, which does not fit as a whole.
+    let batch: Vec<_> = (0..6).map(|n| if n == 4 { slot } else { SlotId::new() }).collect();
+    let grants = join_all(batch.iter().map(|slot| other.acquire(claim(*slot, 1, 1))).collect::<Vec<_>>()).await;
+    for (n, grant) in grants.iter().enumerate() {
+        assert_eq!(granted(grant), n == 4, "{n}: {grant:?}");
+    }
+    assert_eq!(server.members(ACME).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_slot_id_acquired_twice_at_the_same_time_is_granted_to_both_callers() {
+    let server = RedisServer::start();
+    let store = RedisStore::open(server.url()).unwrap();
+    let slot = SlotId::new();
+    let grants = join_all((0..8).map(|_| store.acquire(claim(slot, 1, 1))).collect::<Vec<_>>()).await;
+    assert!(grants.iter().all(granted), "{grants:?}");
+    assert_eq!(server.zcard(ACME).await, 1);
+}
+
+#[tokio::test]
+async fn a_weight_is_granted_whole_or_not_at_all() {
+    let server = RedisServer::start();
+    let four = limiter(&server, 4);
+    let _two = hold(&four, 2).await;
+    let three = four.acquire("acme", Acquire::weight(3)).await;
+    assert!(matches!(three, Err(AcquireError::Saturated { active: 2, limit: 4, .. })), "{three:?}");
+    assert_eq!(server.zcard(ACME).await, 2, "a refused weight takes nothing");
+    let two = four.acquire("acme", Acquire::weight(2)).await.unwrap();
+    assert_eq!((two.active(), two.weight()), (4, 2));
+    let five = four.acquire("acme", Acquire::weight(5)).await;
+    assert!(matches!(five, Err(AcquireError::Weight { weight: 5, most: 4 })), "{five:?}");
+    two.release().await.unwrap();
+    assert_eq!(server.zcard(ACME).await, 2, "a weight is released whole");
+}
+
+#[tokio::test]
+async fn the_greatest_weight_owns_consecutive_members_and_releases_them_all() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server, 2048);
+    let slots = join_all((0..3).map(|_| limiter.acquire("acme", Acquire::weight(1024)))).await;
+    let mut held: Vec<_> = slots.into_iter().filter_map(Result::ok).collect();
+    assert_eq!(held.len(), 2);
+    let mut expected: Vec<_> =
+        held.iter().flat_map(|slot| slot.id().members(1024)).map(|id| id.to_string()).collect();
+    expected.sort();
+    let mut members: Vec<_> = server.members(ACME).await.into_iter().map(|(member, _)| member).collect();
+    members.sort();
+    assert!(members == expected);
+    held.pop().unwrap().release().await.unwrap();
+    assert_eq!(server.zcard(ACME).await, 1024);
+    let more = limiter.acquire("acme", Acquire::weight(1025)).await;
+    assert!(matches!(more, Err(AcquireError::Weight { weight: 1025, .. })), "{more:?}");
+}
+
+#[tokio::test]
+async fn callers_of_one_key_are_served_first_come_first_served() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server, 50);
+    let slots = acquire_many(&limiter, "acme", 400).await;
+    let first_refused = slots.iter().position(is_saturated).unwrap();
+    // The two that fly alone may change places with those that follow.
+    assert!((50..=52).contains(&first_refused), "{first_refused}");
+    let active: Vec<_> = slots.iter().flatten().map(Slot::active).collect();
+    assert_eq!(active.len(), 50);
+    assert!(active[2..].is_sorted(), "{active:?}");
+}
+
+#[tokio::test]
+async fn a_burst_goes_out_in_few_calls() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server, 1000);
+    drop(limiter.try_acquire("acme").await.unwrap());
+    empty(&server).await;
+    let before = server.script_calls().await;
+    let pairs = (0..1000).map(|_| async { limiter.try_acquire("acme").await.map(drop) });
+    assert!(join_all(pairs).await.iter().all(Result::is_ok));
+    empty(&server).await;
+    let calls = server.script_calls().await - before;
+    assert!(calls < 200, "{calls} calls for 1000 acquires and 1000 releases");
+}
+
+#[tokio::test]
+async fn limiters_of_different_prefixes_and_leases_share_a_store_and_not_their_slots() {
+    let server = RedisServer::start();
+    let store = RedisStore::open(server.url()).unwrap();
+    let build = |prefix: &str, lease| {
+        let builder = Limiter::builder(store.clone()).prefix(prefix).lease(lease).limit(1);
+        builder.on_outage(OnOutage::Refuse).store_timeout(900 * MS).build().unwrap()
+    };
+    let (one, other) = (build("one:", SECOND), build("other:", 60 * SECOND));
+    let slots = (one.try_acquire("acme").await.unwrap(), other.try_acquire("acme").await.unwrap());
+    assert_eq!(server.keys().await, ["one:acme", "other:acme"]);
+    let now = server.time_ms().await;
+    let (brief, long) = (server.members("one:acme").await, server.members("other:acme").await);
+    assert!(brief[0].1 <= now + 1000 && long[0].1 > now + 50_000, "{brief:?} {long:?} at {now}");
+    assert!(is_saturated(&one.try_acquire("acme").await) && is_saturated(&other.try_acquire("acme").await));
+    assert_eq!(slots.0.active() + slots.1.active(), 2);
+}
+
+// ---- data
+
+#[tokio::test]
+async fn keys_and_members_are_those_of_the_seed() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server, 1);
+    let longest = "x".repeat(128);
+    let mut slots = Vec::new();
+    for (id, key) in [
+        ("AZaz09._~:@-", "sem:AZaz09._~:@-"),
+        (&*longest, &*format!("sem:{longest}")),
+        ("a{b}", "sem:a%7Bb%7D"),
+        ("a%7Bb%7D", "sem:a%257Bb%257D"),
+        ("ä \r\n", "sem:%C3%A4%20%0D%0A"),
+    ] {
+        let slot = limiter.try_acquire(id).await.unwrap();
+        let now = server.time_ms().await;
+        let members = server.members(key).await;
+        assert_eq!(members.len(), 1, "{key}");
+        assert_eq!(members[0].0, slot.id().to_string());
+        let hex = members[0].0.strip_prefix("slot_").unwrap();
+        assert!(hex.len() == 32 && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')));
+        assert!((now + 20_000..=now + 30_000).contains(&members[0].1), "{members:?} at {now}");
+        slots.push(slot);
+    }
+    assert_eq!(server.keys().await.len(), 5);
+    for id in ["", &"x".repeat(129)] {
+        assert!(matches!(limiter.try_acquire(id).await, Err(AcquireError::Key(_))));
+    }
+}
+
+#[tokio::test]
+async fn members_that_have_lapsed_are_evicted_before_counting() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server, 3);
+    let now = server.time_ms().await;
+    let scores = [now - 3_600_000, now - 1, now, now + 60_000, now + 120_000];
+    for (n, score) in scores.iter().enumerate() {
+        server.command(&["ZADD", ACME, &score.to_string(), &format!("slot_{n:032x}")]).await;
+    }
+    assert_eq!(limiter.active("acme").await.unwrap(), 2);
+    assert_eq!(server.zcard(ACME).await, 5, "counting writes nothing");
+    let slot = limiter.try_acquire("acme").await.unwrap();
+    assert_eq!(slot.active(), 3, "the two that live, and this one");
+    assert!(is_saturated(&limiter.try_acquire("acme").await));
+    assert_eq!(server.zcard(ACME).await, 3);
+    assert!(server.pttl(ACME).await > 0, "a key without a TTL gets one");
+}
+
+#[tokio::test]
+async fn a_member_whose_score_is_now_has_lapsed() {
+    let server = RedisServer::start();
+    let mut connection = connect(&server.url()).await;
+    let put = "local t = redis.call('TIME')
+        redis.call('ZADD', KEYS[1], string.format('%.0f', t[1] * 1000 + math.floor(t[2] / 1000)), 'slot_x')";
+    let mut same_ms = 0;
+    for _ in 0..50 {
+        let mut both = redis::pipe();
+        both.atomic().cmd("EVAL").arg(put).arg(1).arg(ACME).ignore();
+        both.cmd("ZRANGE").arg(ACME).arg(0).arg(0).arg("WITHSCORES");
+        both.cmd("EVAL").arg(COUNT).arg(1).arg(ACME);
+        both.cmd("EVAL").arg(FLIGHT).arg(1).arg(ACME).arg(i64::MAX).arg(1).arg(30_000).arg(0).arg(1);
+        both.arg(1).arg("slot_00000000000000000000000000000000");
+        both.cmd("DEL").arg(ACME).ignore();
+        type Answer = ((String, i64), (i64, u32), (i64, (u32, i64)));
+        let ((_, score), (counted_at, counted), (flown_at, (lapsed, used))): Answer =
+            both.query_async(&mut connection).await.unwrap();
+        same_ms += u32::from(score == counted_at && score == flown_at);
+        assert_eq!((counted, lapsed, used), (0, 1, 1), "score {score}, now {counted_at} and {flown_at}");
+    }
+    assert!(same_ms > 0, "the scripts ran within one millisecond at least once");
+}
+
+#[tokio::test]
+async fn a_fleet_may_mix_this_and_the_seed() {
+    let server = RedisServer::start();
+    let ours = limiter(&server, 3);
+    let theirs = Gotsem::new(connect(&server.url()).await, "sem:", 30 * SECOND, 3);
+    let (granted, their_slot, _) = theirs.try_acquire("acme").await.unwrap();
+    assert!(granted);
+    let slot = ours.try_acquire("acme").await.unwrap();
+    assert_eq!(slot.active(), 2);
+    let (granted, _, active) = theirs.try_acquire("acme").await.unwrap();
+    assert!(granted && active == 3);
+    assert!(is_saturated(&ours.try_acquire("acme").await));
+    assert!(!theirs.try_acquire("acme").await.unwrap().0);
+    // Either side can release the other's slot.
+    assert!(theirs.release("acme", &slot.id().to_string()).await.unwrap());
+    assert_eq!(ours.active("acme").await.unwrap(), 2);
+    let store = RedisStore::open(server.url()).unwrap();
+    let their_id: SlotId = their_slot.parse().unwrap();
+    assert!(granted_again(&store, their_id).await);
+    store.release_confirmed(&Key::new(ACME), their_id).await.unwrap();
+    assert_eq!(theirs.active("acme").await.unwrap(), 1);
+}
+
+async fn granted_again(store: &RedisStore, slot: SlotId) -> bool {
+    granted(&store.acquire(claim(slot, 1, 1)).await)
+}
+
+#[tokio::test]
+async fn another_clients_clock_does_not_move_ours() {
+    let server = RedisServer::start();
+    let ours = limiter(&server, 3);
+    let slot = ours.try_acquire("acme").await.unwrap();
+    let theirs = Gotsem::new(connect(&server.url()).await, "sem:", 30 * SECOND, 3);
+    // An hour behind: its slots have lapsed for whoever asks the server's clock.
+    theirs.set_clock_offset(-3_600_000);
+    assert!(theirs.try_acquire("acme").await.unwrap().0);
+    assert_eq!(ours.active("acme").await.unwrap(), 1);
+    // An hour ahead, it evicts ours; its own stay for as long.
+    theirs.set_clock_offset(3_600_000);
+    assert!(theirs.try_acquire("acme").await.unwrap().0);
+    assert_eq!(ours.active("acme").await.unwrap(), 1);
+    let next = ours.try_acquire("acme").await.unwrap();
+    assert_eq!(next.active(), 2);
+    drop(slot);
+}
+
+#[tokio::test]
+async fn the_keys_ttl_outlives_the_longest_lease_and_never_shrinks() {
+    let server = RedisServer::start();
+    let long = on(&server.url()).limit(100).lease(600 * SECOND).build().unwrap();
+    let short = brief(&server.url(), 100);
+    let mut last = (server.time_ms().await, 0);
+    let mut check = async |what: &str| {
+        let (ttl, now) = (server.pttl(ACME).await, server.time_ms().await);
+        let longest = server.members(ACME).await.last().map_or(0, |(_, score)| score - now);
+        assert!(ttl >= longest + 10_000, "{what}: TTL {ttl}, longest lease {longest}");
+        assert!(now + ttl + 5 >= last.0 + last.1, "{what}: shrank from {last:?} to {ttl} at {now}");
+        last = (now, ttl);
+    };
+    let first = short.try_acquire("acme").await.unwrap();
+    check("a lease of 1 s").await;
+    let second = long.try_acquire("acme").await.unwrap();
+    check("beside one of 600 s").await;
+    for _ in 0..20 {
+        drop(short.try_acquire("acme").await.unwrap());
+        check("short leases come and go").await;
+        tokio::time::sleep(50 * MS).await;
+    }
+    assert!(short.shutdown(Duration::ZERO).await || server.zcard(ACME).await >= 2);
+    drop(first);
+    check("renewed and released").await;
+    assert!(server.zcard(ACME).await >= 1);
+    drop(second);
+}
+
+// ---- renewal
+
+#[tokio::test]
+async fn a_held_slot_outlives_its_lease_and_a_dead_holders_does_not() {
+    let server = RedisServer::start();
+    let limiter = brief(&server.url(), 2);
+    let slot = limiter.try_acquire("acme").await.unwrap();
+    let heavy = brief(&server.url(), 10);
+    let three = heavy.acquire("acme", Acquire::weight(3)).await.unwrap();
+    let abandoned = SlotId::new().to_string();
+    let lapses = server.time_ms().await + 1000;
+    server.command(&["ZADD", ACME, &lapses.to_string(), &abandoned]).await;
+    let start = Instant::now();
+    while start.elapsed() < 3500 * MS {
+        let now = server.time_ms().await;
+        let live = server.members(ACME).await.iter().filter(|(_, score)| *score > now).count();
+        assert!(live >= 4, "{live} live members after {:?}", start.elapsed());
+        tokio::time::sleep(20 * MS).await;
+    }
+    assert_eq!(server.zcard(ACME).await, 4, "the abandoned one has lapsed");
+    drop((slot, three));
+    empty(&server).await;
+}
+
+#[tokio::test]
+async fn a_renewal_is_one_call_per_key() {
+    let server = RedisServer::start();
+    let limiter = on(&server.url()).limit(300).lease(3 * SECOND).store_timeout(2 * SECOND).build().unwrap();
+    let mut slots = hold(&limiter, 300).await;
+    slots.push(limiter.try_acquire("other").await.unwrap());
+    let before = server.script_calls().await;
+    let renewed_at = server.members(ACME).await[0].1;
+    eventually("two renewals", SOON, async || server.members(ACME).await[0].1 > renewed_at + 1500).await;
+    let calls = server.script_calls().await - before;
+    assert!((4..=12).contains(&calls), "{calls} calls for two or three renewals of two keys");
+}
+
+#[tokio::test]
+async fn held_slots_are_back_soon_after_the_server_lost_its_data() {
+    let server = RedisServer::start();
+    let limiter = on(&server.url()).limit(5).lease(3 * SECOND).store_timeout(SECOND).build().unwrap();
+    let slots = hold(&limiter, 5).await;
+    for restart in [false, true] {
+        if restart {
+            server.restart();
+        } else {
+            server.flushall().await;
+        }
+        let start = Instant::now();
+        // A third of the lease, and what a reconnect and a busy machine take.
+        counts(&server, 5, SECOND + 1500 * MS).await;
+        assert!(start.elapsed() < 2500 * MS);
+        assert!(server.pttl(ACME).await >= 12_000);
+    }
+    assert!(is_saturated(&limiter.try_acquire("acme").await));
+    drop(slots);
+    empty(&server).await;
+}
+
+#[tokio::test]
+async fn slots_are_put_back_over_the_limit_and_then_nothing_new_is_granted() {
+    let server = RedisServer::start();
+    let (one, other) = (brief(&server.url(), 2), brief(&server.url(), 2));
+    let first = hold(&one, 2).await;
+    server.flushall().await;
+    let second = acquire_many(&other, "acme", 2).await;
+    counts(&server, 2 + second.iter().flatten().count() as u64, SOON).await;
+    let third = other.try_acquire("acme").await;
+    assert!(is_saturated(&third), "{third:?}");
+    drop(first);
+    counts(&server, second.iter().flatten().count() as u64, SOON).await;
+    drop(second);
+    empty(&server).await;
+    assert_whole(&other, 2).await;
+}
+
+#[tokio::test]
+async fn past_max_hold_a_slot_is_given_back_and_its_holder_told() {
+    let server = RedisServer::start();
+    let limiter = on(&server.url()).limit(1).lease(SECOND).store_timeout(900 * MS);
+    let limiter = limiter.max_hold(1500 * MS).build().unwrap();
+    let start = Instant::now();
+    let slot = limiter.try_acquire("acme").await.unwrap();
+    lost(&slot).await;
+    assert!(start.elapsed() >= 1400 * MS);
+    empty(&server).await;
+    assert_whole(&limiter, 1).await;
+    slot.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_release_during_a_renewal_does_not_bring_the_slot_back() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.addr());
+    let limiter = brief(&proxy.url(), 1);
+    for held_back in [50 * MS, 600 * MS] {
+        let slot = limiter.try_acquire("acme").await.unwrap();
+        let before = proxy.replies();
+        proxy.hold_replies(true);
+        eventually("a renewal is out", SOON, async || proxy.replies() > before).await;
+        let release = tokio::spawn(slot.release());
+        tokio::time::sleep(held_back).await;
+        proxy.hold_replies(false);
+        release.await.unwrap().unwrap();
+        for _ in 0..60 {
+            assert!(!server.exists(ACME).await, "the slot came back");
+            tokio::time::sleep(10 * MS).await;
+        }
+    }
+}
+
+// ---- drain
+
+#[tokio::test]
+async fn a_drain_drops_all_slots_and_no_renewal_brings_them_back() {
+    let server = RedisServer::start();
+    let (one, other) = (brief(&server.url(), 10), brief(&server.url(), 10));
+    let (ours, theirs) = (hold(&one, 3).await, hold(&other, 2).await);
+    tokio::time::sleep(2 * MS).await;
+    assert_eq!(one.drain("acme").await.unwrap(), 5);
+    let ttl = server.pttl("{sem:acme}:drained").await;
+    assert!((1000..=2000).contains(&ttl), "two leases: {ttl}");
+    assert!(!server.exists(ACME).await);
+    for slot in ours.iter().chain(&theirs) {
+        lost(slot).await;
+    }
+    assert!(!server.exists(ACME).await, "a renewal undid the drain");
+    let next = one.try_acquire("acme").await.unwrap();
+    drop((ours, theirs));
+    tokio::time::sleep(1500 * MS).await;
+    assert_eq!(server.zcard(ACME).await, 1, "what came after the drain is renewed, and only that");
+    assert_eq!(one.drain("acme").await.unwrap(), 1);
+    lost(&next).await;
+    assert_eq!(one.drain("acme").await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_drain_holds_against_a_longer_lease_than_the_drainers() {
+    let server = RedisServer::start();
+    let long = on(&server.url()).limit(1).lease(12 * SECOND).build().unwrap();
+    let slot = long.try_acquire("acme").await.unwrap();
+    tokio::time::sleep(2 * MS).await;
+    assert_eq!(brief(&server.url(), 1).drain("acme").await.unwrap(), 1);
+    lost(&slot).await;
+    assert!(!server.exists(ACME).await, "a renewal undid the drain");
+}
+
+// ---- callers that go away, replies that do not come
+
+#[tokio::test]
+async fn a_reply_that_is_dropped_before_its_first_poll_leaks_nothing() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server, 5);
+    drop(limiter.try_acquire("acme"));
+    let store = RedisStore::open(server.url()).unwrap();
+    let warm = SlotId::new();
+    assert!(granted(&store.acquire(claim(warm, 1, 5)).await));
+    let dropped: Vec<_> = (0..4).map(|_| SlotId::new()).collect();
+    let replies: Vec<_> = dropped.iter().map(|slot| store.acquire(claim(*slot, 1, 5))).collect();
+    let rider = store.acquire(claim(SlotId::new(), 1, 5));
+    drop(replies);
+    dropped.iter().for_each(|slot| store.release(&Key::new(ACME), *slot));
+    let rider = tokio::time::timeout(SOON, rider).await.unwrap();
+    assert!(granted(&rider), "{rider:?}");
+    tokio::time::timeout(SOON, store.flush()).await.unwrap();
+    counts(&server, 2, SOON).await;
+    let before = server.script_calls().await;
+    for _ in 0..20 {
+        let slot = SlotId::new();
+        assert!(granted(&store.acquire(claim(slot, 1, 5)).await));
+        store.release_confirmed(&Key::new(ACME), slot).await.unwrap();
+    }
+    assert_eq!(server.script_calls().await - before, 40, "flights are free again");
+}
+
+/// Callers that are sent directly and callers that are queued behind them go away.
+async fn callers_go_away(server: &RedisServer, limiter: &Limiter, stall: impl Fn(bool)) {
+    drop(limiter.try_acquire("acme").await.unwrap());
+    empty(server).await;
+    stall(true);
+    let callers: Vec<_> = (0..20)
+        .map(|_| {
+            let limiter = limiter.clone();
+            tokio::spawn(async move { limiter.try_acquire("acme").await })
+        })
+        .collect();
+    tokio::time::sleep(50 * MS).await;
+    callers.iter().for_each(tokio::task::JoinHandle::abort);
+    assert!(join_all(callers).await.iter().all(Result::is_err), "nobody was answered");
+    stall(false);
+    empty(server).await;
+    assert_whole(limiter, 5).await;
+    empty(server).await;
+}
+
+#[tokio::test]
+async fn callers_that_go_away_before_the_server_saw_them_leak_nothing() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server, 5);
+    for _ in 0..3 {
+        callers_go_away(&server, &limiter, |on| if on { server.stop() } else { server.cont() }).await;
+    }
+}
+
+#[tokio::test]
+async fn callers_that_go_away_before_their_reply_leak_nothing() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.addr());
+    let limiter = on(&proxy.url()).limit(5).build().unwrap();
+    for _ in 0..3 {
+        callers_go_away(&server, &limiter, |on| proxy.hold_replies(on)).await;
+    }
+    assert_eq!(proxy.connections(), 1, "that is no outage");
+}
+
+#[tokio::test]
+async fn a_caller_that_goes_away_after_its_reply_leaks_nothing() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server, 5);
+    for n in 0..100 {
+        let mut callers: Vec<_> = (0..4).map(|_| Box::pin(limiter.try_acquire("acme"))).collect();
+        for caller in &mut callers {
+            let _pending = futures_util::poll!(caller.as_mut());
+        }
+        tokio::time::sleep(Duration::from_micros(20 * n)).await;
+        drop(callers);
+    }
+    empty(&server).await;
+    assert_whole(&limiter, 5).await;
+}
+
+#[tokio::test]
+async fn those_who_stay_are_served_though_all_around_them_go_away() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.addr());
+    proxy.set_delay(MS);
+    let limiter = on(&proxy.url()).limit(1000).build().unwrap();
+    drop(limiter.try_acquire("acme").await.unwrap());
+    let impatient = {
+        let limiter = limiter.clone();
+        tokio::spawn(async move {
+            loop {
+                let calls = (0..3).map(|_| tokio::time::timeout(MS, limiter.try_acquire("acme")));
+                drop(join_all(calls).await);
+            }
+        })
+    };
+    for _ in 0..200 {
+        let slot = limiter.try_acquire("acme").await.unwrap();
+        assert_eq!(slot.origin(), Origin::Store);
+    }
+    impatient.abort();
+    empty(&server).await;
+}
+
+#[tokio::test]
+async fn a_reply_lost_after_its_execution_is_counted_once_and_leaks_nothing() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.addr());
+    let limiter = on(&proxy.url()).limit(1).build().unwrap();
+    drop(limiter.try_acquire("acme").await.unwrap());
+    empty(&server).await;
+    for _ in 0..3 {
+        proxy.lose_replies(1);
+        let slot = limiter.try_acquire("acme").await.unwrap();
+        assert_eq!((slot.active(), slot.origin()), (1, Origin::Store));
+        assert_eq!(server.zcard(ACME).await, 1);
+        proxy.lose_replies(1);
+        slot.release().await.unwrap();
+        assert!(!server.exists(ACME).await);
+    }
+    assert!(proxy.connections() >= 7);
+}
+
+#[tokio::test]
+async fn a_reply_that_comes_after_the_time_out_leaks_nothing() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.addr());
+    let limiter = on(&proxy.url()).limit(5).store_timeout(300 * MS).build().unwrap();
+    drop(limiter.try_acquire("acme").await.unwrap());
+    empty(&server).await;
+    proxy.set_delay(400 * MS);
+    let late = acquire_many(&limiter, "acme", 5).await;
+    assert!(late.iter().all(|slot| matches!(slot, Err(AcquireError::Unavailable(_)))), "{late:?}");
+    proxy.set_delay(Duration::ZERO);
+    eventually("it works again", SOON, async || limiter.try_acquire("acme").await.is_ok()).await;
+    empty(&server).await;
+    assert_whole(&limiter, 5).await;
+}
+
+#[tokio::test]
+async fn callers_that_timed_out_on_a_stopped_server_leak_nothing() {
+    let server = RedisServer::start();
+    let limiter = on(&server.url()).limit(20).store_timeout(250 * MS).build().unwrap();
+    drop(limiter.try_acquire("acme").await.unwrap());
+    empty(&server).await;
+    server.stop();
+    let late = acquire_many(&limiter, "acme", 20).await;
+    assert!(late.iter().all(|slot| matches!(slot, Err(AcquireError::Unavailable(_)))), "{late:?}");
+    server.cont();
+    eventually("it works again", SOON, async || limiter.try_acquire("acme").await.is_ok()).await;
+    empty(&server).await;
+    assert_whole(&limiter, 20).await;
+}
+
+#[test]
+fn a_stale_acquire_takes_no_slot_though_nobody_releases_it() {
+    let server = RedisServer::start();
+    let here = tokio::runtime::Runtime::new().unwrap();
+    let there = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let limiter = on(&server.url()).limit(20).store_timeout(100 * MS).build().unwrap();
+    there.block_on(async {
+        eventually("connected", SOON, async || limiter.try_acquire("acme").await.is_ok()).await;
+        empty(&server).await;
+    });
+    let before = here.block_on(server.script_calls());
+    server.stop();
+    let late = there.block_on(acquire_many(&limiter, "acme", 20));
+    assert!(late.iter().all(|slot| matches!(slot, Err(AcquireError::Unavailable(_)))), "{late:?}");
+    // With its runtime gone, nothing of the limiter can release anything.
+    drop(there);
+    server.cont();
+    here.block_on(eventually("the server runs it", SOON, async || server.script_calls().await > before));
+    assert_eq!(here.block_on(server.zcard(ACME)), 0);
+}
+
+#[tokio::test]
+async fn no_request_fails_when_the_server_forgets_its_scripts() {
+    let server = RedisServer::start();
+    let limiter = brief(&server.url(), 100_000);
+    let held = hold(&limiter, 10).await;
+    let end = Instant::now() + 2 * SECOND;
+    let workers = (0..16).map(|_| async {
+        let mut pairs = 0;
+        while Instant::now() < end {
+            let slot = limiter.try_acquire("acme").await.unwrap();
+            assert_eq!(slot.origin(), Origin::Store);
+            slot.release().await.unwrap();
+            pairs += 1;
+        }
+        pairs
+    });
+    let flushes = async {
+        while Instant::now() < end {
+            server.script_flush().await;
+            tokio::time::sleep(3 * MS).await;
+        }
+    };
+    let (pairs, ()) = tokio::join!(join_all(workers), flushes);
+    assert!(pairs.iter().sum::<u32>() > 100);
+    assert!(server.calls("eval").await > 20, "scripts were forgotten in the middle");
+    let now = server.time_ms().await;
+    let live = server.members(ACME).await.iter().filter(|(_, score)| *score > now).count();
+    assert_eq!(live, 10, "what is held was renewed");
+    assert_eq!(limiter.drain("acme").await.unwrap(), 10);
+    for slot in &held {
+        lost(slot).await;
+    }
+}
+
+// ---- runtimes
+
+#[test]
+fn slots_may_be_dropped_outside_a_runtime_and_after_it_is_gone() {
+    let server = RedisServer::start();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let limiter = limiter(&server, 2);
+    let (first, second) =
+        runtime.block_on(async { (limiter.try_acquire("acme").await, limiter.try_acquire("acme").await) });
+    drop(first.unwrap());
+    runtime.block_on(counts(&server, 1, SOON));
+    drop(runtime);
+    drop(second.unwrap());
+    let next = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    next.block_on(async {
+        // The first call of the next runtime sends what was left.
+        assert_whole(&limiter, 2).await;
+        empty(&server).await;
+    });
+}
+
+#[test]
+fn a_store_moves_to_the_next_runtime_with_the_slots_it_holds() {
+    let server = RedisServer::start();
+    let limiter = brief(&server.url(), 3);
+    let mut held = Vec::new();
+    for n in 1..=3 {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let slot = limiter.try_acquire("acme").await.unwrap();
+            assert_eq!(slot.active(), n);
+            held.push(slot);
+            let first = server.members(ACME).await[0].1;
+            eventually("renewed", SOON, async || server.members(ACME).await[0].1 > first).await;
+            assert_eq!(server.zcard(ACME).await, u64::from(n));
+        });
+    }
+}
+
+#[test]
+fn without_a_runtime_there_is_an_error_and_no_panic() {
+    let store = RedisStore::open("redis://127.0.0.1:1/").unwrap();
+    let limiter = Limiter::builder(store).on_outage(OnOutage::Refuse).build().unwrap();
+    let answer = futures_util::FutureExt::now_or_never(limiter.try_acquire("acme"));
+    assert!(matches!(answer, Some(Err(AcquireError::Unavailable(_)))), "{answer:?}");
+}
+
+// ---- connections
+
+async fn works(store: RedisStore, server: &RedisServer) {
+    let builder = Limiter::builder(store).limit(2).on_outage(OnOutage::Refuse).lease(SECOND);
+    let limiter = builder.store_timeout(900 * MS).build().unwrap();
+    let slots = hold(&limiter, 2).await;
+    assert!(slots.iter().all(|slot| slot.origin() == Origin::Store));
+    assert!(is_saturated(&limiter.try_acquire("acme").await));
+    assert_eq!(limiter.active("acme").await.unwrap(), 2);
+    let first = server.members(ACME).await[0].1;
+    eventually("renewed", SOON, async || server.members(ACME).await[0].1 > first).await;
+    drop(slots);
+    empty(server).await;
+    let slot = limiter.try_acquire("acme").await.unwrap();
+    tokio::time::sleep(2 * MS).await;
+    assert_eq!(limiter.drain("acme").await.unwrap(), 1);
+    lost(&slot).await;
+    server.flushall().await;
+}
+
+#[tokio::test]
+async fn every_kind_of_connection_works() {
+    let server = RedisServer::start();
+    let client = redis::Client::open(server.url()).unwrap();
+    let unix = server.unix_url();
+    let resp3 = [format!("{}?protocol=resp3", server.url()), format!("{unix}?protocol=resp3")];
+    let plain = [server.url(), unix.clone(), unix.replace("redis+unix:", "unix:"), format!("{}3", server.url())];
+    for url in plain.iter().chain(&resp3).filter(|url| !url.ends_with('3') || url.contains("resp3")) {
+        works(RedisStore::open(url.as_str()).unwrap(), &server).await;
+    }
+    works(RedisStore::from(client.clone()), &server).await;
+    works(RedisStore::from(redis::aio::ConnectionManager::new(client.clone()).await.unwrap()), &server).await;
+    works(RedisStore::from(client.get_multiplexed_async_connection().await.unwrap()), &server).await;
+}
+
+#[tokio::test]
+async fn the_login_comes_from_the_url() {
+    let server = RedisServer::with(&["--requirepass", "open/sesame"]);
+    let url = format!("redis://:open%2Fsesame@{}/", server.addr());
+    works(RedisStore::open(url).unwrap(), &server).await;
+}
+
+#[test]
+fn a_malformed_address_is_an_error_without_the_address() {
+    let error = RedisStore::open("http://user:secret@example.org/").unwrap_err();
+    assert!(error.to_string().starts_with("url: ") && !error.to_string().contains("secret"), "{error}");
+}
+
+// ---- rights
+
+const RIGHTS: [&str; 15] = [
+    "eval", "evalsha", "time", "get", "set", "del", "zadd", "zcard", "zcount", "zmscore", "zrem",
+    "zremrangebyscore", "pttl", "pexpire", "",
+];
+
+/// What was denied to a user who has all rights but one and does everything.
+async fn denied_without(server: &RedisServer, missing: &str) -> Vec<String> {
+    let user = format!("without-{missing}");
+    let rights: Vec<_> =
+        RIGHTS.iter().filter(|right| !right.is_empty() && **right != missing).map(|right| format!("+{right}")).collect();
+    let mut set = vec!["ACL", "SETUSER", &user, "on", ">pass", "~sem:*", "~{sem:*"];
+    set.extend(rights.iter().map(String::as_str));
+    server.command(&set).await;
+    let url = format!("redis://{user}:pass@{}/", server.addr());
+    let (id, limiter) = (format!("acme-{missing}"), brief(&url, 2));
+    let slots = acquire_many(&limiter, &id, 8).await;
+    let _any = (limiter.active(&id).await, limiter.drain(&id).await);
+    let slot = limiter.try_acquire(&id).await;
+    tokio::time::sleep(700 * MS).await;
+    let refused = limiter.try_acquire(&id).await.is_err_and(|error| matches!(error, AcquireError::Unavailable(_)));
+    drop((slots, slot));
+    limiter.shutdown(200 * MS).await;
+    let log: Vec<redis::Value> = server.read(&["ACL", "LOG"]).await;
+    let mut denied: Vec<String> = log
+        .into_iter()
+        .map(|entry| redis::from_redis_value::<std::collections::HashMap<String, redis::Value>>(entry).unwrap())
+        .filter(|entry| entry["username"] == redis::Value::BulkString(user.clone().into_bytes()))
+        .map(|entry| redis::from_redis_value(entry["object"].clone()).unwrap())
+        .collect();
+    // The client library's greeting and a look at the settings are done without where they are denied.
+    denied.retain(|object| !matches!(object.as_str(), "client|setinfo" | "config|get"));
+    assert!(missing.is_empty() != refused || !denied.is_empty() || missing == "eval", "{missing}: {denied:?}");
+    denied
+}
+
+#[tokio::test]
+async fn the_documented_rights_are_enough_and_all_needed() {
+    let server = RedisServer::start();
+    server.command(&["CONFIG", "SET", "acllog-max-len", "10000"]).await;
+    let denied = join_all(RIGHTS.iter().map(|right| denied_without(&server, right))).await;
+    for (right, denied) in RIGHTS.iter().zip(denied) {
+        if right.is_empty() {
+            assert!(denied.is_empty(), "the documented rights are not enough: {denied:?}");
+        } else {
+            assert!(denied.iter().any(|object| object == right), "{right} is not needed: {denied:?}");
+        }
+    }
 }
