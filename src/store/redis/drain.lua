@@ -5,6 +5,8 @@
 -- Reply  server ms, members dropped
 evict(KEYS[1])
 local dropped = redis.call('ZCARD', KEYS[1])
+-- A holder may have a longer lease than who drains: the key outlives its slots by 10 s.
+local keep = math.max(2 * ARGV[1], redis.call('PTTL', KEYS[1]) - 10000)
 redis.call('DEL', KEYS[1])
-redis.call('SET', KEYS[2], string.format('%.0f', now), 'PX', 2 * ARGV[1])
+redis.call('SET', KEYS[2], string.format('%.0f', now), 'PX', string.format('%.0f', keep))
 return { now, dropped }
