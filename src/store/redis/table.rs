@@ -340,8 +340,10 @@ impl Table {
             // A late acquire or renewal could still bring the slot back: release it once more then.
             Some(doubt) => {
                 let wait = Duration::from_millis(doubt.until - server_now + 1);
+                // The server's clock may have been set back by any time.
+                let at = now.checked_add(wait).map_or(release.lapses, |at| at.min(release.lapses));
                 release.terms.meters.releases.get(Released::Retried).add(1);
-                self.later.push((now + wait, release));
+                self.later.push((at, release));
             }
             None => {
                 release.terms.meters.releases.get(Released::Confirmed).add(1);
