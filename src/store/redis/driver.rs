@@ -280,7 +280,9 @@ impl Driver {
             }
             state.link.as_ref().filter(|link| link.epoch == flight.epoch).map(|link| link.conn.clone())
         };
-        let Some(mut conn) = link else { return Err(Failed { error: connection_lost(), unknown: false }) };
+        let Some(mut conn) = link else {
+            return Err(Failed { error: connection_lost(), abandoned: false, unknown: false });
+        };
         let run = script::run(&mut conn, &script::FLIGHT, |cmd| flight.write(cmd));
         let reply = timeout_at(flight.deadline, run).await.unwrap_or_else(|_| Err(timed_out()));
         reply.and_then(|reply| flight.read(reply)).map_err(Failed::from)
@@ -322,7 +324,7 @@ impl Driver {
         let mut news = News::default();
         let mut state = self.lock();
         state.flights -= 1;
-        let failed = Failed { error: connection_lost(), unknown: true };
+        let failed = Failed { error: connection_lost(), abandoned: true, unknown: true };
         state.table.crashed(flight, &failed, Instant::now(), &mut news);
         self.settle(state, news);
         // Not from here: what is spawned on a runtime in shutdown comes back here at once.
@@ -543,7 +545,7 @@ impl From<StoreError> for Failed {
         // The server says no before it runs a script, in all other cases.
         let unknown =
             matches!(error.kind(), StoreErrorKind::Timeout | StoreErrorKind::Io | StoreErrorKind::Other);
-        Self { error, unknown }
+        Self { error, abandoned: false, unknown }
     }
 }
 

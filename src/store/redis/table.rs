@@ -67,6 +67,8 @@ enum Phase {
 /// What a call came to that brought no reply.
 pub(super) struct Failed {
     pub(super) error: StoreError,
+    /// A task went away that carried it for others: nothing is wrong with the connection.
+    pub(super) abandoned: bool,
     /// The server may have executed it, or may still do so.
     pub(super) unknown: bool,
 }
@@ -367,7 +369,7 @@ impl Table {
                 self.undo(claim.slot, news);
                 news.replies.push((claim.reply, Ok(grant)));
             }
-            Verdict::Late => match self.retry(claim, now) {
+            Verdict::Late => match self.retry(claim, 1, now) {
                 Ok(()) => {}
                 Err(claim) => self.refused(claim, timed_out(), None, news),
             },
@@ -375,13 +377,13 @@ impl Table {
     }
 
     /// Sends a claim once more if there is time and nobody gave it up.
-    fn retry(&mut self, mut claim: Acquire, now: Instant) -> Result<(), Acquire> {
+    fn retry(&mut self, mut claim: Acquire, tries: u32, now: Instant) -> Result<(), Acquire> {
         let entry = self.slots.get_mut(&claim.slot).filter(|entry| entry.given_up.is_none());
-        let Some(entry) = entry.filter(|_| now < claim.deadline && claim.tries < CLAIM_TRIES) else {
+        claim.tries += tries;
+        let Some(entry) = entry.filter(|_| now < claim.deadline && claim.tries <= CLAIM_TRIES) else {
             return Err(claim);
         };
         entry.phase = Phase::Queued;
-        claim.tries += 1;
         self.acquires.push_front(claim);
         Ok(())
     }
@@ -408,7 +410,7 @@ impl Table {
                     entry.doubt = doubt.map(|doubt| doubt.or(entry.doubt)).or(entry.doubt);
                 }
                 let broken = failed.error.kind() == StoreErrorKind::Io;
-                match if broken { self.retry(claim, now) } else { Err(claim) } {
+                match if broken { self.retry(claim, u32::from(!failed.abandoned), now) } else { Err(claim) } {
                     Ok(()) => {}
                     Err(claim) => self.refused(claim, failed.error.clone(), None, news),
                 }
