@@ -9,9 +9,7 @@ use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use support::{Gotsem, Proxy, RedisServer, eventually};
 use tower_slots::store::{Claim, Grant, Key, SlotId, SlotStore, StoreError, Terms};
-use tower_slots::{
-    Acquire, AcquireError, Limiter, LimiterBuilder, OnOutage, Origin, RedisStore, Slot,
-};
+use tower_slots::{Acquire, AcquireError, Limiter, LimiterBuilder, OnOutage, Origin, RedisStore, Slot};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -27,9 +25,7 @@ const COUNT: &str =
 
 /// A limiter with a store of its own, as another process would have it. An outage is an error.
 fn on(url: &str) -> LimiterBuilder {
-    Limiter::builder(RedisStore::open(url).unwrap())
-        .on_outage(OnOutage::Refuse)
-        .store_timeout(5 * SECOND)
+    Limiter::builder(RedisStore::open(url).unwrap()).on_outage(OnOutage::Refuse).store_timeout(5 * SECOND)
 }
 
 fn limiter(server: &RedisServer, limit: u32) -> Limiter {
@@ -142,7 +138,8 @@ async fn a_slot_id_is_granted_once_however_often_it_is_acquired() {
     assert!(!granted(&one.acquire(claim(SlotId::new(), 1, 1)).await), "the limit of 1 is used up");
     // Those that follow the second one go out as one batch, which does not fit as a whole.
     let batch: Vec<_> = (0..6).map(|n| if n == 4 { slot } else { SlotId::new() }).collect();
-    let grants = join_all(batch.iter().map(|slot| other.acquire(claim(*slot, 1, 1))).collect::<Vec<_>>()).await;
+    let grants =
+        join_all(batch.iter().map(|slot| other.acquire(claim(*slot, 1, 1))).collect::<Vec<_>>()).await;
     for (n, grant) in grants.iter().enumerate() {
         assert_eq!(granted(grant), n == 4, "{n}: {grant:?}");
     }
@@ -150,13 +147,28 @@ async fn a_slot_id_is_granted_once_however_often_it_is_acquired() {
 }
 
 #[tokio::test]
-async fn a_slot_id_acquired_twice_at_the_same_time_is_granted_to_both_callers() {
+async fn a_slot_id_acquired_by_two_processes_at_once_is_granted_to_both() {
     let server = RedisServer::start();
-    let store = RedisStore::open(server.url()).unwrap();
+    let stores: Vec<_> = (0..4).map(|_| RedisStore::open(server.url()).unwrap()).collect();
     let slot = SlotId::new();
-    let grants = join_all((0..8).map(|_| store.acquire(claim(slot, 1, 1))).collect::<Vec<_>>()).await;
+    let grants = join_all(stores.iter().map(|store| store.acquire(claim(slot, 1, 1)))).await;
     assert!(grants.iter().all(granted), "{grants:?}");
     assert_eq!(server.zcard(ACME).await, 1);
+}
+
+#[tokio::test]
+async fn a_claim_is_served_however_many_go_away_whose_flights_it_was_in() {
+    let server = RedisServer::start();
+    let store = RedisStore::open(server.url()).unwrap();
+    assert!(granted(&store.acquire(claim(SlotId::new(), 1, 10)).await));
+    let first: Vec<_> = (0..2).map(|_| store.acquire(claim(SlotId::new(), 1, 10))).collect();
+    let rider = store.acquire(claim(SlotId::new(), 1, 10));
+    drop(first);
+    for _ in 0..10 {
+        drop(store.acquire(claim(SlotId::new(), 1, 10)));
+    }
+    let rider = tokio::time::timeout(SOON, rider).await.unwrap();
+    assert!(granted(&rider), "{rider:?}");
 }
 
 #[tokio::test]
@@ -820,7 +832,8 @@ async fn every_kind_of_connection_works() {
     let client = redis::Client::open(server.url()).unwrap();
     let unix = server.unix_url();
     let resp3 = [format!("{}?protocol=resp3", server.url()), format!("{unix}?protocol=resp3")];
-    let plain = [server.url(), unix.clone(), unix.replace("redis+unix:", "unix:"), format!("{}3", server.url())];
+    let plain =
+        [server.url(), unix.clone(), unix.replace("redis+unix:", "unix:"), format!("{}3", server.url())];
     for url in plain.iter().chain(&resp3).filter(|url| !url.ends_with('3') || url.contains("resp3")) {
         works(RedisStore::open(url.as_str()).unwrap(), &server).await;
     }
@@ -845,15 +858,31 @@ fn a_malformed_address_is_an_error_without_the_address() {
 // ---- rights
 
 const RIGHTS: [&str; 15] = [
-    "eval", "evalsha", "time", "get", "set", "del", "zadd", "zcard", "zcount", "zmscore", "zrem",
-    "zremrangebyscore", "pttl", "pexpire", "",
+    "eval",
+    "evalsha",
+    "time",
+    "get",
+    "set",
+    "del",
+    "zadd",
+    "zcard",
+    "zcount",
+    "zmscore",
+    "zrem",
+    "zremrangebyscore",
+    "pttl",
+    "pexpire",
+    "",
 ];
 
 /// What was denied to a user who has all rights but one and does everything.
 async fn denied_without(server: &RedisServer, missing: &str) -> Vec<String> {
     let user = format!("without-{missing}");
-    let rights: Vec<_> =
-        RIGHTS.iter().filter(|right| !right.is_empty() && **right != missing).map(|right| format!("+{right}")).collect();
+    let rights: Vec<_> = RIGHTS
+        .iter()
+        .filter(|right| !right.is_empty() && **right != missing)
+        .map(|right| format!("+{right}"))
+        .collect();
     let mut set = vec!["ACL", "SETUSER", &user, "on", ">pass", "~sem:*", "~{sem:*"];
     set.extend(rights.iter().map(String::as_str));
     server.command(&set).await;
@@ -862,28 +891,31 @@ async fn denied_without(server: &RedisServer, missing: &str) -> Vec<String> {
     let slots = acquire_many(&limiter, &id, 8).await;
     let _any = (limiter.active(&id).await, limiter.drain(&id).await);
     let slot = limiter.try_acquire(&id).await;
+    // Long enough for a renewal.
     tokio::time::sleep(700 * MS).await;
-    let refused = limiter.try_acquire(&id).await.is_err_and(|error| matches!(error, AcquireError::Unavailable(_)));
     drop((slots, slot));
     limiter.shutdown(200 * MS).await;
-    let log: Vec<redis::Value> = server.read(&["ACL", "LOG"]).await;
+    let log: Vec<redis::Value> = server.read(&["ACL", "LOG", "10000"]).await;
     let mut denied: Vec<String> = log
         .into_iter()
-        .map(|entry| redis::from_redis_value::<std::collections::HashMap<String, redis::Value>>(entry).unwrap())
+        .map(|entry| {
+            redis::from_redis_value::<std::collections::HashMap<String, redis::Value>>(entry).unwrap()
+        })
         .filter(|entry| entry["username"] == redis::Value::BulkString(user.clone().into_bytes()))
         .map(|entry| redis::from_redis_value(entry["object"].clone()).unwrap())
         .collect();
     // The client library's greeting and a look at the settings are done without where they are denied.
     denied.retain(|object| !matches!(object.as_str(), "client|setinfo" | "config|get"));
-    assert!(missing.is_empty() != refused || !denied.is_empty() || missing == "eval", "{missing}: {denied:?}");
     denied
 }
 
 #[tokio::test]
 async fn the_documented_rights_are_enough_and_all_needed() {
-    let server = RedisServer::start();
+    // `eval` is needed only where nobody has brought the scripts yet.
+    let (server, bare) = (RedisServer::start(), RedisServer::start());
+    let on = |right: &str| if right == "eval" { &bare } else { &server };
     server.command(&["CONFIG", "SET", "acllog-max-len", "10000"]).await;
-    let denied = join_all(RIGHTS.iter().map(|right| denied_without(&server, right))).await;
+    let denied = join_all(RIGHTS.iter().map(|right| denied_without(on(right), right))).await;
     for (right, denied) in RIGHTS.iter().zip(denied) {
         if right.is_empty() {
             assert!(denied.is_empty(), "the documented rights are not enough: {denied:?}");
