@@ -1108,7 +1108,7 @@ mod metrics_of {
                     DebugValue::Counter(more) => sum(more as f64),
                     DebugValue::Gauge(more) => sum(more.into_inner()),
                     DebugValue::Histogram(more) => {
-                        values.extend(more.into_iter().map(|value| value.into_inner()))
+                        values.extend(more.into_iter().map(|value| value.0));
                     }
                 }
             }
