@@ -924,3 +924,20 @@ async fn the_documented_rights_are_enough_and_all_needed() {
         }
     }
 }
+
+/// A caller that has dropped its slot finds it free: its release goes out before what it asks next.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dropped_slot_is_free_for_whoever_asks_next() {
+    let server = RedisServer::start();
+    let limiter = Limiter::builder(RedisStore::open(server.url()).unwrap()).limit(1).build().unwrap();
+    for round in 0..500 {
+        let slot = limiter.try_acquire("acme").await.unwrap_or_else(|error| panic!("round {round}: {error}"));
+        if round % 3 == 0 {
+            tokio::task::yield_now().await;
+        }
+        drop(slot);
+        if round % 2 == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+}

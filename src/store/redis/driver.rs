@@ -5,13 +5,15 @@
 //! once a flight is back. So an idle server costs no hop between tasks, and a busy one is asked in
 //! batches. On a slow link that bound would cost time: then one more flight a millisecond goes out.
 
+use std::future::{Future, poll_fn};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use ::redis::{Cmd, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, unconstrained};
 use tokio::time::{Instant, timeout_at};
 
 use super::breaker::{Breaker, Change};
@@ -35,6 +37,8 @@ pub(super) const MOST_WAIT: Duration = Duration::from_millis(1);
 pub(super) struct Driver {
     endpoint: Endpoint,
     state: Mutex<State>,
+    /// Held while a flight is made up and handed to the connection; taken before `state`.
+    gate: Mutex<()>,
     /// Wakes the upkeep task.
     pub(super) wake: Arc<Notify>,
     /// A connection is there, or none is to be had.
@@ -50,6 +54,8 @@ pub(super) struct State {
     flights: usize,
     home: Option<Home>,
     homes: u64,
+    /// A pilot was called and has not taken off yet.
+    summoned: bool,
     /// A task looks for a working connection.
     recovering: bool,
     settings_checked: bool,
@@ -95,13 +101,6 @@ impl Clock {
     }
 }
 
-/// What the upkeep task may start once it holds no lock.
-#[derive(Default)]
-pub(super) struct Departures {
-    flights: Vec<Flight>,
-    handle: Option<Handle>,
-}
-
 impl Driver {
     pub(super) fn new(endpoint: Endpoint) -> Arc<Self> {
         let state = State {
@@ -113,6 +112,7 @@ impl Driver {
             flights: 0,
             home: None,
             homes: 0,
+            summoned: false,
             recovering: false,
             settings_checked: false,
             dozing: false,
@@ -120,7 +120,13 @@ impl Driver {
             tick: Duration::from_secs(3600),
             terms: None,
         };
-        Arc::new(Self { endpoint, state: Mutex::new(state), wake: Arc::default(), linked: Notify::new() })
+        Arc::new(Self {
+            endpoint,
+            state: Mutex::new(state),
+            gate: Mutex::default(),
+            wake: Arc::default(),
+            linked: Notify::new(),
+        })
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -132,25 +138,16 @@ impl Driver {
         let deadline = now + claim.terms.timeout;
         let terms = Arc::clone(&claim.terms);
         let (reply, answer) = oneshot::channel();
-        let mut news = News::default();
         let mut state = self.lock();
         if let Err(error) = self.ready(&mut state, &terms).and_then(|()| state.breaker.admit(now, deadline)) {
             drop(state);
             return Reply::ready(Err(counted(&terms, Operation::Acquire, error)));
         }
         state.table.enqueue(claim, reply, now);
-        let own = state.take_flight(FLIGHTS, now, &mut news);
-        if own.is_none() && !std::mem::replace(&mut state.watching_queue, true) {
-            self.wake.notify_one();
-        }
         drop(state);
-        news.deliver();
-        // Airborne from here on: this future may be dropped before it is polled.
-        let own = own.map(|flight| Airborne::new(self, flight));
         let driver = Arc::clone(self);
         Reply::later(async move {
-            if let Some(flight) = own {
-                flight.fly().await;
+            if driver.fly_next(FLIGHTS).await {
                 driver.depart();
             }
             let answer = match timeout_at(deadline, answer).await {
@@ -252,24 +249,66 @@ impl Driver {
         state.home = Some(Home { id, handle, upkeep });
         state.link = None;
         state.recovering = false;
+        state.summoned = false;
         state.dozing = false;
         Ok(())
     }
 
-    /// Starts what may be started.
+    /// Calls a pilot for what waits, if it may fly.
     pub(super) fn depart(self: &Arc<Self>) {
-        let mut news = News::default();
-        let departures = self.lock().departures(Instant::now(), &mut news);
-        self.start(departures);
-        news.deliver();
+        let handle = self.lock().summon();
+        self.call_pilot(handle);
     }
 
-    pub(super) fn start(self: &Arc<Self>, departures: Departures) {
-        let Departures { flights, handle } = departures;
-        let Some(handle) = handle else { return };
-        for flight in flights {
-            handle.spawn(Airborne::new(self, flight).pilot());
+    fn call_pilot(self: &Arc<Self>, handle: Option<Handle>) {
+        if let Some(handle) = handle {
+            let driver = Arc::clone(self);
+            handle.spawn(async move { while driver.fly_next(FLIGHTS).await {} });
         }
+    }
+
+    /// Calls a pilot although all flights are out.
+    pub(super) fn depart_late(self: &Arc<Self>, handle: &Handle) {
+        let driver = Arc::clone(self);
+        handle.spawn(async move {
+            let mut most = MOST_FLIGHTS;
+            while driver.fly_next(most).await {
+                most = FLIGHTS;
+            }
+        });
+    }
+
+    /// Flies what waits, if fewer than `most` flights are out; tells whether it did.
+    async fn fly_next(self: &Arc<Self>, most: usize) -> bool {
+        let mut flying = None;
+        poll_fn(|cx| match &mut flying {
+            None => {
+                // Flights are handed to the connection in the order in which they are made up: a
+                // slot that was given back first is back first.
+                let _gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+                let Some(flight) = self.take_flight(most) else { return Poll::Ready(false) };
+                let flight = flying.insert(Box::pin(Airborne::new(self, flight).fly()));
+                flight.as_mut().poll(cx).map(|()| true)
+            }
+            Some(flight) => flight.as_mut().poll(cx).map(|()| true),
+        })
+        .await
+    }
+
+    fn take_flight(self: &Arc<Self>, most: usize) -> Option<Flight> {
+        let mut news = News::default();
+        let mut state = self.lock();
+        state.summoned = false;
+        let flight = state.take_flight(most, Instant::now(), &mut news);
+        if flight.is_none() && state.table.waiting_since().is_some() && !state.watching_queue {
+            state.watching_queue = true;
+            self.wake.notify_one();
+        }
+        let more = state.summon();
+        drop(state);
+        news.deliver();
+        self.call_pilot(more);
+        flight
     }
 
     async fn send(&self, flight: &Flight) -> Result<FlightReply, Failed> {
@@ -283,7 +322,8 @@ impl Driver {
         let Some(mut conn) = link else {
             return Err(Failed { error: connection_lost(), abandoned: false, unknown: false });
         };
-        let run = script::run(&mut conn, &script::FLIGHT, |cmd| flight.write(cmd));
+        // Unconstrained, for its first poll must hand the call to the connection.
+        let run = unconstrained(script::run(&mut conn, &script::FLIGHT, |cmd| flight.write(cmd)));
         let reply = timeout_at(flight.deadline, run).await.unwrap_or_else(|_| Err(timed_out()));
         reply.and_then(|reply| flight.read(reply)).map_err(Failed::from)
     }
@@ -443,25 +483,14 @@ impl State {
         Some(flight)
     }
 
-    /// The flights that may leave now.
-    fn departures(&mut self, now: Instant, news: &mut News) -> Departures {
-        let mut departures = Departures::default();
-        let Some(home) = self.home.as_ref().filter(|home| home.is_alive()) else { return departures };
-        departures.handle = Some(home.handle.clone());
-        while let Some(flight) = self.take_flight(FLIGHTS, now, news) {
-            departures.flights.push(flight);
-        }
-        departures
-    }
-
-    /// These and, if claims have waited too long, one more.
-    pub(super) fn departures_on_time(&mut self, now: Instant, news: &mut News) -> Departures {
-        let mut departures = self.departures(now, news);
-        let late = self.table.waiting_since().is_some_and(|since| since + MOST_WAIT <= now);
-        if late && departures.handle.is_some() {
-            departures.flights.extend(self.take_flight(MOST_FLIGHTS, now, news));
-        }
-        departures
+    /// Where to call a pilot, if there is something for one to do.
+    fn summon(&mut self) -> Option<Handle> {
+        let home = self.home.as_ref().filter(|home| home.is_alive())?;
+        let due = !self.summoned && self.flights < FLIGHTS && self.can_send() && self.table.wants_to_fly();
+        due.then(|| {
+            self.summoned = true;
+            home.handle.clone()
+        })
     }
 
     /// Whether anything could be sent at all.
@@ -502,19 +531,6 @@ struct Airborne {
 impl Airborne {
     fn new(driver: &Arc<Driver>, flight: Flight) -> Self {
         Self { driver: Arc::clone(driver), flight: Some(flight) }
-    }
-
-    /// Flies, and goes on with what has gathered meanwhile.
-    async fn pilot(self) {
-        let driver = Arc::clone(&self.driver);
-        let mut next = Some(self);
-        while let Some(flight) = next {
-            flight.fly().await;
-            let mut news = News::default();
-            let taken = driver.lock().take_flight(FLIGHTS, Instant::now(), &mut news);
-            next = taken.map(|flight| Self::new(&driver, flight));
-            news.deliver();
-        }
     }
 
     async fn fly(mut self) {

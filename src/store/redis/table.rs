@@ -137,6 +137,10 @@ impl Table {
         self.backlog
     }
 
+    pub(super) fn wants_to_fly(&self) -> bool {
+        !self.acquires.is_empty() || !self.releases.is_empty()
+    }
+
     /// Since when the oldest claim waits for a flight.
     pub(super) fn waiting_since(&self) -> Option<Instant> {
         self.acquires.front().map(|acquire| acquire.queued)

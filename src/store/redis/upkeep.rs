@@ -56,11 +56,14 @@ fn keep_time(
         *next_tick = now + tick;
         batches = state.table.tick(now, tick, &mut news);
     }
-    let departures = state.departures_on_time(now, &mut news);
+    let late = state.table.waiting_since().is_some_and(|since| since + MOST_WAIT <= now) && state.can_send();
     let until = sleep_time(&mut state, now, *next_tick);
     drop(state);
-    driver.start(departures);
     news.deliver();
+    driver.depart();
+    if late {
+        driver.depart_late(handle);
+    }
     if !batches.is_empty() {
         let driver = Arc::clone(driver);
         handle.spawn(async move {
