@@ -1,6 +1,6 @@
 use std::collections::HashMap;
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tokio::time::Instant;
@@ -32,9 +32,11 @@ pub struct MemoryStore {
 }
 
 const SHARDS: usize = 32;
+/// Room that a map of a shard keeps in any case.
+const ROOM: usize = 256;
 
-/// The slots of the keys that hash here. Both maps keep their room, so that a key whose slots come
-/// and go costs no allocation; an entry leaves with its last slot.
+/// The slots of the keys that hash here. An entry leaves with its last slot, and both maps keep some
+/// room, so that a key whose slots come and go costs no allocation; that of a burst they give back.
 #[derive(Default)]
 struct Shard {
     usage: HashMap<Key, Usage>,
@@ -98,6 +100,7 @@ impl Shard {
 
     fn release(&mut self, slot: SlotId) {
         let Some(taken) = self.slots.remove(&slot) else { return };
+        give_back_room(&mut self.slots);
         if let Some(usage) = self.usage.get_mut(&taken.key) {
             usage.used -= taken.weight;
         }
@@ -107,6 +110,7 @@ impl Shard {
     fn forget_unused(&mut self, key: &Key) {
         if self.usage.get(key).is_some_and(|usage| usage.used == 0) {
             self.usage.remove(key);
+            give_back_room(&mut self.usage);
         }
     }
 
@@ -117,6 +121,7 @@ impl Shard {
             .extract_if(|_, taken| taken.key == *key && gone(taken))
             .map(|(_, taken)| taken)
             .collect();
+        give_back_room(&mut self.slots);
         let next_end =
             self.slots.values().filter(|taken| taken.key == *key).filter_map(|taken| taken.ends).min();
         if let Some(usage) = self.usage.get_mut(key) {
@@ -136,6 +141,14 @@ impl Shard {
         } else {
             self.remove_where(key, |taken| taken.ends.is_some_and(|ends| ends <= now))
         }
+    }
+}
+
+/// Halves a map's room, and again, once it is hardly used: a cost that its growth has paid for.
+fn give_back_room<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
+    let room = map.capacity();
+    if room > ROOM && map.len() < room / 8 {
+        map.shrink_to((room / 4).max(ROOM / 2));
     }
 }
 
@@ -195,5 +208,63 @@ impl SlotStore for MemoryStore {
 impl fmt::Debug for MemoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryStore").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn entries_and_room(store: &MemoryStore) -> (usize, usize) {
+        let shards = store.shards.iter().map(|shard| shard.lock().expect("no test has panicked"));
+        shards.fold((0, 0), |(entries, room), shard| {
+            (
+                entries + shard.usage.len() + shard.slots.len(),
+                room + shard.usage.capacity() + shard.slots.capacity(),
+            )
+        })
+    }
+
+    fn take(store: &MemoryStore, key: &Key, terms: &Arc<Terms>) -> SlotId {
+        let slot = SlotId::new();
+        let grant = store.acquire(Claim::new(key.clone(), slot, 1, 1, terms)).into_ready();
+        assert!(matches!(grant, Ok(Ok(Grant::Granted { active: 1 }))));
+        slot
+    }
+
+    #[test]
+    fn nothing_is_left_of_ids_that_came_and_went() {
+        let (store, terms) = (MemoryStore::new(), Arc::new(Terms::new(Duration::MAX, Duration::MAX)));
+        let key = |n: u32| Key::new(format!("sem:{n}"));
+        for n in 0..200_000 {
+            let slot = take(&store, &key(n), &terms);
+            assert!(matches!(store.count(&key(n + 1), &terms).into_ready(), Ok(Ok(0))));
+            store.release(&key(n), slot);
+        }
+        let (entries, room) = entries_and_room(&store);
+        assert_eq!(entries, 0);
+        assert!(room < SHARDS * ROOM, "room for {room} entries");
+    }
+
+    #[test]
+    fn the_room_of_a_burst_is_given_back() {
+        let (store, terms) = (MemoryStore::new(), Arc::new(Terms::new(Duration::MAX, Duration::MAX)));
+        let slots: Vec<_> = (0..100_000)
+            .map(|n| Key::new(format!("sem:{n}")))
+            .map(|key| (take(&store, &key, &terms), key))
+            .collect();
+        let (entries, full) = entries_and_room(&store);
+        assert_eq!(entries, 2 * slots.len());
+        for (n, (slot, key)) in slots.iter().enumerate() {
+            if n % 100 == 0 {
+                assert!(matches!(store.drain(key, &terms).into_ready(), Ok(Ok(1))));
+            }
+            store.release(key, *slot);
+        }
+        let (entries, room) = entries_and_room(&store);
+        assert_eq!(entries, 0);
+        assert!(room <= 2 * SHARDS * ROOM && room < full / 10, "room for {room} entries, of {full}");
     }
 }
