@@ -171,6 +171,8 @@ impl LimiterBuilder {
             timeout: self.store_timeout,
             meters: Meters::new(self.name),
         };
+        // Until the store says otherwise; one in memory never does.
+        terms.meters.store_up.set(1.0);
         Core::new(self.store, terms, self.prefix, self.max_weight, limits, self.on_outage.into())
     }
 

@@ -65,8 +65,9 @@ pub(super) struct State {
     pub(super) watching_queue: bool,
     /// A third of the shortest lease seen is four ticks.
     pub(super) tick: Duration,
-    /// The terms of the limiter that came first: whose name the store's own metrics carry.
-    terms: Option<Arc<Terms>>,
+    /// Terms of the limiters on this store, one of each name. What is the store's own is measured
+    /// under the name that came first.
+    terms: Vec<Arc<Terms>>,
 }
 
 struct Link {
@@ -118,7 +119,7 @@ impl Driver {
             dozing: false,
             watching_queue: false,
             tick: Duration::from_secs(3600),
-            terms: None,
+            terms: Vec::new(),
         };
         Arc::new(Self {
             endpoint,
@@ -226,7 +227,10 @@ impl Driver {
     /// Sees to it that there is a runtime to run on, an upkeep task, and somebody who connects.
     fn ready(self: &Arc<Self>, state: &mut State, terms: &Arc<Terms>) -> Result<(), StoreError> {
         state.tick = state.tick.min(terms.lease / 12);
-        state.terms.get_or_insert_with(|| Arc::clone(terms));
+        if !state.terms.iter().any(|known| known.policy == terms.policy) {
+            state.terms.push(Arc::clone(terms));
+            state.show(None);
+        }
         if !state.home.as_ref().is_some_and(Home::is_alive) {
             self.move_in(state)?;
         }
@@ -314,7 +318,7 @@ impl Driver {
     async fn send(&self, flight: &Flight) -> Result<FlightReply, Failed> {
         let link = {
             let state = self.lock();
-            if let Some(terms) = &state.terms {
+            if let Some(terms) = state.terms.first() {
                 terms.meters.batch_size.record(flight.size() as f64);
             }
             state.link.as_ref().filter(|link| link.epoch == flight.epoch).map(|link| link.conn.clone())
@@ -349,7 +353,7 @@ impl Driver {
                 }
             }
             Err(failed) => {
-                if let Some(terms) = state.terms.as_ref().filter(|_| !flight.has_claims()) {
+                if let Some(terms) = state.terms.first().filter(|_| !flight.has_claims()) {
                     terms.meters.store_errors.get(Operation::Release).get(failed.error.kind()).add(1);
                 }
                 state.table.crashed(flight, &failed, now, &mut news);
@@ -376,7 +380,7 @@ impl Driver {
         if let Some(error) = state.breaker.open_error().cloned() {
             state.table.fail_queued(&error, &mut news);
         }
-        if let Some(terms) = &state.terms {
+        if let Some(terms) = state.terms.first() {
             terms.meters.release_backlog.set(state.table.backlog() as f64);
         }
         drop(state);
@@ -514,7 +518,7 @@ impl State {
             Some(Change::Closed) => event!(info, "slot store up again"),
             None => {}
         }
-        if let Some(terms) = &self.terms {
+        for terms in &self.terms {
             let state = self.breaker.state();
             terms.meters.breaker_state.set(f64::from(state as u8));
             terms.meters.store_up.set(f64::from(u8::from(state == crate::metrics::Breaker::Closed)));
