@@ -1123,6 +1123,7 @@ mod metrics_of {
         let three = limiter.acquire("acme", Acquire::weight(3)).await.unwrap();
         assert!(limiter.try_acquire("acme").await.is_err());
         let seen = meter.read();
+        assert_eq!(seen["store_up"], [1.0]);
         assert_eq!(seen["requests_total{admitted}"], [2.0]);
         assert_eq!(seen["requests_total{rejected}"], [1.0]);
         assert_eq!(seen["active_slots"], [4.0]);

@@ -230,3 +230,39 @@ async fn an_acquire_that_is_dropped_before_its_first_poll_leaves_nothing_behind(
         assert_eq!(store.acquire(claim).await.unwrap(), Grant::Granted { active: 1 });
     }
 }
+
+/// Limiters of two names on one store: an outage of the store is both's.
+#[cfg(feature = "metrics")]
+#[tokio::test]
+async fn every_limiter_on_a_store_shows_whether_it_is_up() {
+    use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+
+    let server = RedisServer::start();
+    let redis = RedisStore::open(server.url()).unwrap();
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let limiters = metrics::with_local_recorder(&recorder, || {
+        ["first", "second"]
+            .map(|name| tower_slots::Limiter::builder(redis.clone()).name(name).build().unwrap())
+    });
+    let gauges = |name: &str| {
+        let mut found = HashMap::new();
+        for (key, _, _, value) in snapshotter.snapshot().into_vec() {
+            if let (true, DebugValue::Gauge(value)) = (key.key().name() == name, value) {
+                let policy = key.key().labels().find(|label| label.key() == "policy").expect("a policy");
+                found.insert(policy.value().to_owned(), value.into_inner());
+            }
+        }
+        [found["first"], found["second"]]
+    };
+    for limiter in &limiters {
+        drop(limiter.try_acquire("acme").await.unwrap());
+    }
+    assert_eq!(gauges("tower_slots_store_up"), [1.0, 1.0]);
+    server.kill();
+    support::eventually("both show the breaker open", Duration::from_secs(5), async || {
+        drop(limiters[0].try_acquire("acme").await);
+        gauges("tower_slots_breaker_state") == [2.0, 2.0]
+    })
+    .await;
+}
