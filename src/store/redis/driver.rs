@@ -31,7 +31,7 @@ use crate::trace::event;
 const FLIGHTS: usize = 2;
 /// So many at the most, however slow the link is.
 const MOST_FLIGHTS: usize = 512;
-/// The longest that a claim waits for a flight on a slow link.
+/// The longest that a claim or a release waits for a flight on a slow link.
 pub(super) const MOST_WAIT: Duration = Duration::from_millis(1);
 
 pub(super) struct Driver {
@@ -61,7 +61,7 @@ pub(super) struct State {
     settings_checked: bool,
     /// The upkeep task sleeps until it is woken.
     pub(super) dozing: bool,
-    /// The upkeep task knows that claims wait.
+    /// The upkeep task knows that something waits.
     pub(super) watching_queue: bool,
     /// A third of the shortest lease seen is four ticks.
     pub(super) tick: Duration,
@@ -260,8 +260,20 @@ impl Driver {
 
     /// Calls a pilot for what waits, if it may fly.
     pub(super) fn depart(self: &Arc<Self>) {
-        let handle = self.lock().summon();
+        let mut state = self.lock();
+        let handle = state.summon();
+        self.watch_queue(&mut state);
+        drop(state);
         self.call_pilot(handle);
+    }
+
+    /// Has the upkeep task see to it that what waits does not wait for long: the flights that are out
+    /// may be slow, or their callers too busy to land them.
+    fn watch_queue(&self, state: &mut State) {
+        let waits = state.can_send() && state.table.waiting_since().is_some();
+        if waits && !std::mem::replace(&mut state.watching_queue, true) {
+            self.wake.notify_one();
+        }
     }
 
     fn call_pilot(self: &Arc<Self>, handle: Option<Handle>) {
@@ -304,11 +316,8 @@ impl Driver {
         let mut state = self.lock();
         state.summoned = false;
         let flight = state.take_flight(most, Instant::now(), &mut news);
-        if flight.is_none() && state.table.waiting_since().is_some() && !state.watching_queue {
-            state.watching_queue = true;
-            self.wake.notify_one();
-        }
         let more = state.summon();
+        self.watch_queue(&mut state);
         drop(state);
         news.deliver();
         self.call_pilot(more);
@@ -490,7 +499,10 @@ impl State {
     /// Where to call a pilot, if there is something for one to do.
     fn summon(&mut self) -> Option<Handle> {
         let home = self.home.as_ref().filter(|home| home.is_alive())?;
-        let due = !self.summoned && self.flights < FLIGHTS && self.can_send() && self.table.wants_to_fly();
+        let due = !self.summoned
+            && self.flights < FLIGHTS
+            && self.can_send()
+            && self.table.waiting_since().is_some();
         due.then(|| {
             self.summoned = true;
             home.handle.clone()

@@ -39,6 +39,7 @@ pub(super) struct Release {
     pub(super) slot: SlotId,
     pub(super) weight: u32,
     pub(super) terms: Arc<Terms>,
+    pub(super) queued: Instant,
     /// When the server gives it back by itself at the latest.
     pub(super) lapses: Instant,
     pub(super) doubt: Option<Doubt>,

@@ -137,13 +137,11 @@ impl Table {
         self.backlog
     }
 
-    pub(super) fn wants_to_fly(&self) -> bool {
-        !self.acquires.is_empty() || !self.releases.is_empty()
-    }
-
-    /// Since when the oldest claim waits for a flight.
+    /// Since when the oldest claim or release waits for a flight.
     pub(super) fn waiting_since(&self) -> Option<Instant> {
-        self.acquires.front().map(|acquire| acquire.queued)
+        let claimed = self.acquires.front().map(|acquire| acquire.queued);
+        let released = self.releases.front().map(|release| release.queued);
+        claimed.into_iter().chain(released).min()
     }
 
     pub(super) fn next_later(&self) -> Option<Instant> {
@@ -198,8 +196,8 @@ impl Table {
     fn give_back(&mut self, slot: SlotId, confirm: Option<Confirm>) {
         let Some(entry) = self.slots.remove(&slot) else { return };
         let Entry { key, weight, terms, renewed, doubt, .. } = entry;
-        let lapses = renewed + terms.lease;
-        self.releases.push_back(Release { key, slot, weight, terms, lapses, doubt, confirm });
+        let (queued, lapses) = (Instant::now(), renewed + terms.lease);
+        self.releases.push_back(Release { key, slot, weight, terms, queued, lapses, doubt, confirm });
     }
 
     /// A claim has failed: nobody holds its slot. Undoes what may have been done of it, or else
