@@ -6,6 +6,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::join_all;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use support::RedisServer;
@@ -13,13 +15,15 @@ use tower_slots::store::{Claim, Grant, Key, SlotId, SlotStore, Terms};
 use tower_slots::{MemoryStore, RedisStore};
 
 /// What happens to one of a few keys, and for some to one of its few slots.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 enum Operation {
     /// Of a slot that may be held already; then it is the same claim again.
     Acquire {
         slot: usize,
         weight: u32,
     },
+    /// Several at once, so that one call carries more than one.
+    Burst(Vec<(usize, u32)>),
     /// Of a slot that may not be held, or not any more.
     Release {
         slot: usize,
@@ -30,17 +34,20 @@ enum Operation {
 }
 
 const KEYS: usize = 3;
-const SLOTS: usize = 6;
+const SLOTS: usize = 8;
 
 fn operation() -> impl Strategy<Value = Operation> {
     // Small weights, and now and then one of many members.
-    let weight = prop_oneof![9 => 1..5u32, 1 => Just(1024u32)];
+    let weight = || prop_oneof![9 => 1..5u32, 1 => Just(1024u32)];
+    let slots = (0..SLOTS).collect::<Vec<_>>();
+    let burst = (Just(slots).prop_shuffle(), prop::collection::vec(weight(), 3..=SLOTS));
     prop_oneof![
-        8 => (0..SLOTS, weight).prop_map(|(slot, weight)| Operation::Acquire { slot, weight }),
+        4 => burst.prop_map(|(slots, weights)| Operation::Burst(slots.into_iter().zip(weights).collect())),
+        8 => (0..SLOTS, weight()).prop_map(|(slot, weight)| Operation::Acquire { slot, weight }),
         5 => (0..SLOTS).prop_map(|slot| Operation::Release { slot }),
         1 => Just(Operation::Drain),
         2 => Just(Operation::Count),
-        2 => prop_oneof![4 => 0..8u32, 1 => Just(2000)].prop_map(Operation::SetLimit),
+        2 => prop_oneof![4 => 0..16u32, 1 => Just(2000)].prop_map(Operation::SetLimit),
     ]
 }
 
@@ -82,22 +89,29 @@ struct Subject {
     slots: HashMap<(usize, usize), (SlotId, u32)>,
     prefix: String,
     terms: Arc<Terms>,
+    model: Model,
 }
 
 impl Subject {
     fn new(name: &'static str, store: Arc<dyn SlotStore>) -> Self {
         let terms = Arc::new(Terms::new(Duration::from_secs(30), Duration::from_secs(5)));
-        Self { name, store, slots: HashMap::new(), prefix: format!("{:016x}:", support::random()), terms }
+        let prefix = format!("{:016x}:", support::random());
+        Self { name, store, slots: HashMap::new(), prefix, terms, model: Model::default() }
     }
 
     fn key(&self, key: usize) -> Key {
         Key::new(format!("{}{key}", self.prefix))
     }
 
-    async fn acquire(&mut self, key: usize, slot: usize, weight: u32, limit: u32) -> Grant {
-        let (slot, weight) = *self.slots.entry((key, slot)).or_insert_with(|| (SlotId::new(), weight));
-        let claim = Claim::new(self.key(key), slot, weight, limit, &self.terms);
-        self.store.acquire(claim).await.unwrap_or_else(|error| panic!("{}: {error}", self.name))
+    async fn acquire(&mut self, key: usize, claims: &[(usize, u32)], limit: u32) -> Vec<Grant> {
+        let mut replies = Vec::new();
+        for &(slot, weight) in claims {
+            let (slot, weight) = *self.slots.entry((key, slot)).or_insert_with(|| (SlotId::new(), weight));
+            let claim = Claim::new(self.key(key), slot, weight, limit, &self.terms);
+            replies.push(self.store.acquire(claim));
+        }
+        let grants = join_all(replies).await.into_iter();
+        grants.map(|grant| grant.unwrap_or_else(|error| panic!("{}: {error}", self.name))).collect()
     }
 
     async fn release(&self, key: usize, slot: usize) {
@@ -126,57 +140,63 @@ macro_rules! same {
     }};
 }
 
+async fn step(
+    subject: &mut Subject,
+    key: usize,
+    operation: &Operation,
+    limit: u32,
+    what: &str,
+) -> Result<(), TestCaseError> {
+    match operation {
+        &Operation::Acquire { slot, weight } => {
+            let grants = subject.acquire(key, &[(slot, weight)], limit).await;
+            let weight = subject.slots[&(key, slot)].1;
+            same!(grants, [subject.model.acquire(key, slot, weight, limit)], "{what}");
+        }
+        // Claims that are made at once may be served in any order, so what is due is that one order
+        // explains the answers: the granted ones first, then the refused ones, which do not fit.
+        Operation::Burst(claims) => {
+            let grants = subject.acquire(key, claims, limit).await;
+            let granted = |grant: &Grant| matches!(grant, Grant::Granted { .. });
+            let mut claims: Vec<_> = claims.iter().map(|(slot, _)| *slot).zip(grants).collect();
+            claims.sort_by_key(|(_, grant)| !granted(grant));
+            for (slot, grant) in &claims {
+                let weight = subject.slots[&(key, *slot)].1;
+                let expected = subject.model.acquire(key, *slot, weight, limit);
+                same!(granted(grant), granted(&expected), "slot {slot} of {what}");
+            }
+        }
+        &Operation::Release { slot } => {
+            subject.model.held.remove(&(key, slot));
+            subject.release(key, slot).await;
+        }
+        Operation::Drain => {
+            let dropped = subject.drain(key).await;
+            same!(dropped, subject.model.drain(key), "{what}");
+        }
+        Operation::Count | Operation::SetLimit(_) => {}
+    }
+    Ok(())
+}
+
 async fn check(
     server: &RedisServer,
     redis: &RedisStore,
     operations: &[(usize, Operation)],
 ) -> Result<(), TestCaseError> {
-    let mut model = Model::default();
     let mut limits = [3; KEYS];
     let mut subjects = [
         Subject::new("memory", Arc::new(MemoryStore::new())),
         Subject::new("redis", Arc::new(redis.clone())),
     ];
-    for (at, (key, operation)) in operations.iter().copied().enumerate() {
-        let what = |subject: &Subject| format!("{} at step {at}, {operation:?} of key {key}", subject.name);
-        match operation {
-            Operation::Acquire { slot, weight } => {
-                let weight = subjects[0].slots.get(&(key, slot)).map_or(weight, |(_, weight)| *weight);
-                let expected = model.acquire(key, slot, weight, limits[key]);
-                for subject in &mut subjects {
-                    let what = what(subject);
-                    same!(subject.acquire(key, slot, weight, limits[key]).await, expected, "{what}");
-                }
-            }
-            Operation::Release { slot } => {
-                model.held.remove(&(key, slot));
-                for subject in &subjects {
-                    subject.release(key, slot).await;
-                    same!(subject.count(key).await, model.count(key), "the count of {}", what(subject));
-                }
-            }
-            Operation::Drain => {
-                let expected = model.drain(key);
-                for subject in &subjects {
-                    same!(subject.drain(key).await, expected, "{}", what(subject));
-                }
-            }
-            Operation::Count => {
-                for subject in &subjects {
-                    same!(subject.count(key).await, model.count(key), "{}", what(subject));
-                }
-            }
-            Operation::SetLimit(limit) => limits[key] = limit,
+    for (at, (key, operation)) in operations.iter().enumerate() {
+        for subject in &mut subjects {
+            let what = format!("{} at step {at}, {operation:?} of key {key}", subject.name);
+            step(subject, *key, operation, limits[*key], &what).await?;
+            same!(subject.count(*key).await, subject.model.count(*key), "the count after {what}");
         }
-    }
-    for key in 0..KEYS {
-        for subject in &subjects {
-            same!(
-                subject.count(key).await,
-                model.count(key),
-                "the last count of key {key} in {}",
-                subject.name
-            );
+        if let Operation::SetLimit(limit) = operation {
+            limits[*key] = *limit;
         }
     }
     for subject in &subjects {
@@ -229,6 +249,29 @@ async fn an_acquire_that_is_dropped_before_its_first_poll_leaves_nothing_behind(
         let claim = Claim::new(key.clone(), SlotId::new(), 1, 1, &terms);
         assert_eq!(store.acquire(claim).await.unwrap(), Grant::Granted { active: 1 });
     }
+}
+
+/// As in a stream of buffered futures while its consumer is busy.
+#[tokio::test]
+async fn acquires_that_nobody_polls_any_more_do_not_keep_a_release_from_the_server() {
+    let server = RedisServer::start();
+    let store = RedisStore::open(server.url()).unwrap();
+    let (key, terms) =
+        (Key::new("a"), Arc::new(Terms::new(Duration::from_secs(30), Duration::from_secs(10))));
+    let claim = || Claim::new(key.clone(), SlotId::new(), 1, 100, &terms);
+    let held = claim();
+    let (slot, mut stuck) = (held.slot, Vec::new());
+    store.acquire(held).await.unwrap();
+    // As many as there are flights.
+    for _ in 0..2 {
+        let mut reply = store.acquire(claim());
+        assert!((&mut reply).now_or_never().is_none());
+        stuck.push(reply);
+    }
+    store.release(&key, slot);
+    let is_held = async || server.members("a").await.iter().any(|(member, _)| *member == slot.to_string());
+    support::eventually("the slot is given back", Duration::from_secs(2), async || !is_held().await).await;
+    assert!(join_all(stuck).await.iter().all(Result::is_ok));
 }
 
 /// Limiters of two names on one store: an outage of the store is both's.
