@@ -28,10 +28,9 @@ pub(super) fn classify_text(text: &str) -> StoreError {
 fn classify(code: &str, text: &str) -> StoreError {
     use StoreErrorKind as Kind;
     let (kind, advice) = match code {
-        _ if text.contains("ACL failure") => {
-            (Kind::NoPerm, "grant the user the commands that the documentation of RedisStore lists")
+        _ if code == "NOPERM" || denied_in_script(text) => {
+            (Kind::NoPerm, "grant the user the rights that the documentation of RedisStore lists")
         }
-        "NOPERM" => (Kind::NoPerm, "grant the user the commands that the documentation of RedisStore lists"),
         "NOAUTH" | "WRONGPASS" => {
             (Kind::NoPerm, "put the right login into the url: redis://user:password@host")
         }
@@ -46,6 +45,11 @@ fn classify(code: &str, text: &str) -> StoreError {
         _ => return StoreError::new(Kind::Other, text.to_owned()),
     };
     StoreError::new(kind, format!("{text} ({advice})"))
+}
+
+/// What servers say about a command or key that the user of a script lacks a right for.
+fn denied_in_script(text: &str) -> bool {
+    text.contains("ACL failure in script") || text.contains("The user executing the script can't")
 }
 
 pub(super) fn malformed() -> StoreError {
@@ -69,7 +73,12 @@ mod tests {
             ("WRONGTYPE Operation against a key holding the wrong kind of value", StoreErrorKind::WrongType),
             ("OOM command not allowed when used memory > 'maxmemory'.", StoreErrorKind::Oom),
             ("READONLY You can't write against a read only replica.", StoreErrorKind::ReadOnly),
+            ("NOPERM ACL failure in script: User has no permissions", StoreErrorKind::NoPerm),
             ("ERR ACL failure in script: User has no permissions", StoreErrorKind::NoPerm),
+            (
+                "ERR The user executing the script can't run this command or subcommand",
+                StoreErrorKind::NoPerm,
+            ),
             ("ERR something else", StoreErrorKind::Other),
             ("", StoreErrorKind::Other),
         ] {
