@@ -410,8 +410,9 @@ impl Driver {
     /// A call over the connection `epoch` has failed. Replaces the connection if it is of no more
     /// use, and looks after the server once the breaker is open.
     pub(super) fn failed(self: &Arc<Self>, state: &mut State, error: &StoreError, epoch: u64) {
-        if state.epoch != epoch || error.kind() == StoreErrorKind::WrongType {
-            return; // of a connection that was replaced since, or of one key alone
+        let in_use = state.link.as_ref().is_some_and(|link| link.epoch == epoch);
+        if !in_use || error.kind() == StoreErrorKind::WrongType {
+            return; // of a connection that was given up since, or of one key alone
         }
         let change = state.breaker.failed(error);
         let broken =
