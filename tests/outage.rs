@@ -90,7 +90,10 @@ impl Log {
 
     fn lines(&self, part: &str) -> Vec<String> {
         let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
-        text.lines().filter(|line| line.contains("tower_slots") && line.contains(part)).map(str::to_owned).collect()
+        text.lines()
+            .filter(|line| line.contains("tower_slots") && line.contains(part))
+            .map(str::to_owned)
+            .collect()
     }
 
     fn warnings(&self) -> Vec<String> {
@@ -260,7 +263,8 @@ async fn a_release_that_is_never_confirmed_ends_with_the_lease() {
 async fn callers_that_give_up_while_a_backlog_is_released_do_not_keep_the_breaker_open() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.addr());
-    let limiter = on(&proxy.url()).limit(5000).on_outage(OnOutage::Refuse).store_timeout(SECOND).build().unwrap();
+    let limiter =
+        on(&proxy.url()).limit(5000).on_outage(OnOutage::Refuse).store_timeout(SECOND).build().unwrap();
     let slots = acquire_many(&limiter, 5000).await;
     assert!(slots.iter().all(Result::is_ok));
     proxy.refuse(true);
@@ -308,7 +312,8 @@ async fn callers_that_go_away_are_no_outage() {
 async fn foreign_data_under_a_key_is_that_ids_outage_alone() {
     let server = RedisServer::start();
     let (log, _guard) = Log::start();
-    let limiter = on(&server.url()).limit(100).on_outage(OnOutage::Refuse).store_timeout(5 * SECOND).build().unwrap();
+    let limiter =
+        on(&server.url()).limit(100).on_outage(OnOutage::Refuse).store_timeout(5 * SECOND).build().unwrap();
     server.command(&["SET", "sem:foreign", "data"]).await;
     for _ in 0..20 {
         // The first of them fly alone, the others mixed.
@@ -322,7 +327,9 @@ async fn foreign_data_under_a_key_is_that_ids_outage_alone() {
             }
         }
     }
-    assert!(matches!(limiter.active("foreign").await, Err(AcquireError::Unavailable(e)) if e.kind() == StoreErrorKind::WrongType));
+    assert!(
+        matches!(limiter.active("foreign").await, Err(AcquireError::Unavailable(e)) if e.kind() == StoreErrorKind::WrongType)
+    );
     assert!(limiter.drain("foreign").await.is_err());
     assert_eq!(server.read::<String>(&["GET", "sem:foreign"]).await, "data");
     let warnings = log.warnings();
@@ -334,7 +341,8 @@ async fn foreign_data_under_a_key_is_that_ids_outage_alone() {
 async fn foreign_data_that_replaces_slots_ends_their_releases() {
     let server = RedisServer::start();
     let limiter = on(&server.url()).lease(SECOND).on_outage(OnOutage::Refuse).build().unwrap();
-    let (slot, other) = (limiter.try_acquire("acme").await.unwrap(), limiter.try_acquire("other").await.unwrap());
+    let (slot, other) =
+        (limiter.try_acquire("acme").await.unwrap(), limiter.try_acquire("other").await.unwrap());
     server.command(&["SET", ACME, "data"]).await;
     tokio::time::sleep(800 * MS).await;
     assert_eq!(slot.release().await.unwrap_err().kind(), StoreErrorKind::WrongType);
@@ -385,9 +393,10 @@ async fn a_missing_or_wrong_login_is_named() {
 #[tokio::test]
 async fn a_missing_right_is_named() {
     let server = RedisServer::start();
-    for (n, rights) in [&["~sem:*", "+ping"][..], &["~sem:*", "+evalsha", "+eval", "+time"], &["~x:*", "+@all"]]
-        .into_iter()
-        .enumerate()
+    for (n, rights) in
+        [&["~sem:*", "+ping"][..], &["~sem:*", "+evalsha", "+eval", "+time"], &["~x:*", "+@all"]]
+            .into_iter()
+            .enumerate()
     {
         let user = format!("user{n}");
         server.command(&[&["ACL", "SETUSER", &user, "on", ">secret"], rights].concat()).await;
@@ -593,7 +602,8 @@ async fn a_clock_beyond_reason_does_no_harm() {
 async fn connections_cut_under_load_cost_few_requests_and_no_slot() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.addr());
-    let limiter = on(&proxy.url()).limit(8).on_outage(OnOutage::Refuse).store_timeout(2 * SECOND).build().unwrap();
+    let limiter =
+        on(&proxy.url()).limit(8).on_outage(OnOutage::Refuse).store_timeout(2 * SECOND).build().unwrap();
     recovered(&limiter, SOON).await;
     let history = History::new();
     let end = Instant::now() + 3 * SECOND;

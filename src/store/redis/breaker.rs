@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::metrics::Breaker as State;
-use crate::store::StoreError;
+use crate::store::{StoreError, StoreErrorKind};
 
 /// So many failures in a row open the breaker.
 const FAILURES: u32 = 3;
@@ -61,9 +61,9 @@ impl Breaker {
         }
     }
 
-    /// Calls of any kind may be sent.
+    /// Calls other than for new slots may be sent: a server that is full still renews and releases.
     pub(super) fn lets_send(&self) -> bool {
-        !matches!(self.mode, Mode::Open(_))
+        self.open_error().is_none_or(|error| error.kind() == StoreErrorKind::Oom)
     }
 
     /// The error of the last failure, while calls are refused for it.
@@ -121,7 +121,6 @@ impl Breaker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::StoreErrorKind;
 
     fn error() -> StoreError {
         StoreError::new(StoreErrorKind::Io, "refused")
@@ -155,6 +154,15 @@ mod tests {
         breaker.half_open();
         assert!(matches!(breaker.succeeded(), Some(Change::Closed)));
         assert!(admits(&mut breaker, now) && admits(&mut breaker, now));
+    }
+
+    #[test]
+    fn a_full_server_is_still_asked_for_anything_but_slots() {
+        let mut breaker = Breaker::default();
+        breaker.open(&StoreError::new(StoreErrorKind::Oom, "full"));
+        assert!(
+            !admits(&mut breaker, Instant::now()) && breaker.open_error().is_some() && breaker.lets_send()
+        );
     }
 
     #[test]

@@ -25,7 +25,7 @@ use super::table::{Failed, News, Stamp, Table};
 use super::upkeep;
 use crate::metrics::Operation;
 use crate::store::{Claim, Grant, Key, Reply, SlotId, StoreError, StoreErrorKind, Terms};
-use crate::trace::event;
+use crate::trace::{Sparingly, event};
 
 /// So many flights are out at a time, unless the link is slow.
 const FLIGHTS: usize = 2;
@@ -59,6 +59,7 @@ pub(super) struct State {
     /// A task looks for a working connection.
     recovering: bool,
     settings_checked: bool,
+    foreign_data_warnings: Sparingly,
     /// The upkeep task sleeps until it is woken.
     pub(super) dozing: bool,
     /// The upkeep task knows that something waits.
@@ -116,6 +117,7 @@ impl Driver {
             summoned: false,
             recovering: false,
             settings_checked: false,
+            foreign_data_warnings: Sparingly::default(),
             dozing: false,
             watching_queue: false,
             tick: Duration::from_secs(3600),
@@ -213,7 +215,7 @@ impl Driver {
             {
                 let mut state = self.lock();
                 self.ready(&mut state, terms)?;
-                if let Some(error) = state.breaker.open_error() {
+                if let Some(error) = state.breaker.open_error().filter(|_| !state.breaker.lets_send()) {
                     return Err(error.clone());
                 }
                 if let Some(Link { conn, epoch }) = &state.link {
@@ -352,6 +354,7 @@ impl Driver {
                 let trouble = reply.answers.iter().find_map(|answer| {
                     answer.as_ref().err().filter(|error| error.kind() != StoreErrorKind::WrongType).cloned()
                 });
+                state.warn_of_foreign_data(&flight, &reply);
                 let claimed = flight.has_claims();
                 let ordered = self.endpoint.keeps_order().then_some(epoch);
                 state.table.landed(flight, reply, ordered, now, &mut news);
@@ -417,7 +420,7 @@ impl Driver {
         let change = state.breaker.failed(error);
         let broken =
             matches!(error.kind(), StoreErrorKind::Io | StoreErrorKind::ReadOnly | StoreErrorKind::Loading);
-        let open = !state.breaker.lets_send();
+        let open = state.breaker.open_error().is_some();
         if broken || (open && error.kind() == StoreErrorKind::Timeout) {
             state.link = None;
         }
@@ -521,6 +524,19 @@ impl State {
 
     pub(super) fn server_heard(&mut self, server: u64) {
         self.clock = Clock { server, at: Instant::now() };
+    }
+
+    /// It concerns one key, so the breaker has nothing to tell.
+    fn warn_of_foreign_data(&self, flight: &Flight, reply: &FlightReply) {
+        for (ask, answer) in flight.asks.iter().zip(&reply.answers) {
+            if let Err(error) = answer
+                && error.kind() == StoreErrorKind::WrongType
+                && self.foreign_data_warnings.due()
+            {
+                let (_key, _error) = (&ask.key, error);
+                event!(warn, key = ?_key, error = %_error, "no slots of this key: the outage policy decides");
+            }
+        }
     }
 
     fn show(&self, change: Option<&Change>) {

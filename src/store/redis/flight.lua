@@ -10,6 +10,22 @@
 --        false if it came too late
 local late = now > tonumber(ARGV[1])
 
+-- A server that has reached `maxmemory` refuses only the first write of a script, and here the first
+-- one frees memory. So it is asked in advance, with a write that does nothing. Returns its refusal.
+local function refusal()
+  local at = 2
+  for _, key in ipairs(KEYS) do
+    if tonumber(ARGV[at + 3]) > 0 then
+      local answer = redis.pcall('ZADD', key, 'XX', 0, '-')
+      local text = type(answer) == 'table' and answer.err
+      return text and string.find(text, '^-?OOM') and text
+    end
+    at = at + 4 + ARGV[at + 2]
+  end
+end
+
+local full = refusal()
+
 local function take(key, limit, lease, at, n)
   local used, total = redis.call('ZCARD', key), 0
   for i = 0, n - 1 do
@@ -47,6 +63,9 @@ local function serve(key, at)
   local answer = { evict(key) }
   for i = at, at + back - 1, PART do
     redis.call('ZREM', key, unpack(ARGV, i, math.min(i + PART, at + back) - 1))
+  end
+  if n > 0 and full then
+    error(full, 0)
   end
   if n > 0 then
     local taken = late and {} or take(key, limit, lease, at + back, n)
