@@ -799,6 +799,53 @@ fn a_store_moves_to_the_next_runtime_with_the_slots_it_holds() {
 }
 
 #[test]
+fn releases_whose_runtime_ends_before_they_are_sent_are_sent_on_the_next() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server, 3);
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime().block_on(async { drop(hold(&limiter, 3).await) });
+    runtime().block_on(async {
+        assert!(limiter.active("acme").await.is_ok());
+        empty(&server).await;
+        assert_whole(&limiter, 3).await;
+        assert!(limiter.shutdown(SOON).await);
+    });
+}
+
+#[test]
+fn renewals_whose_runtime_ends_are_made_on_the_next() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.addr());
+    let limiter = brief(&proxy.url(), 1);
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let ids: Vec<_> = (0..30).map(|n| n.to_string()).collect();
+    let slots = runtime().block_on(async {
+        let slots = join_all(ids.iter().map(|id| limiter.try_acquire(id))).await;
+        proxy.hold_replies(true);
+        let before = proxy.replies();
+        eventually("renewals are out", SOON, async || proxy.replies() > before).await;
+        slots
+    });
+    assert!(slots.iter().all(Result::is_ok));
+    proxy.hold_replies(false);
+    runtime().block_on(async {
+        let start = Instant::now();
+        while start.elapsed() < 2 * SECOND {
+            let _moves_in = limiter.active("0").await;
+            tokio::time::sleep(50 * MS).await;
+        }
+        let now = server.time_ms().await;
+        for id in &ids {
+            let members = server.members(&format!("sem:{id}")).await;
+            assert!(members.iter().any(|(_, score)| *score > now), "{id}: {members:?} at {now}");
+        }
+        drop(slots);
+        assert!(limiter.shutdown(SOON).await);
+        assert_eq!(server.keys().await, Vec::<String>::new());
+    });
+}
+
+#[test]
 fn without_a_runtime_there_is_an_error_and_no_panic() {
     let store = RedisStore::open("redis://127.0.0.1:1/").unwrap();
     let limiter = Limiter::builder(store).on_outage(OnOutage::Refuse).build().unwrap();

@@ -65,10 +65,9 @@ fn keep_time(
         driver.depart_late(handle);
     }
     if !batches.is_empty() {
-        let driver = Arc::clone(driver);
-        handle.spawn(async move {
-            stream::iter(batches).for_each_concurrent(RENEWALS, |batch| renew(&driver, batch)).await;
-        });
+        // All of them from the start, for the task may end with its runtime at any time.
+        let renewals: Vec<_> = batches.into_iter().map(|batch| Renewing::new(driver, batch)).collect();
+        handle.spawn(stream::iter(renewals).for_each_concurrent(RENEWALS, renew));
     }
     Some(until)
 }
@@ -88,8 +87,8 @@ fn sleep_time(state: &mut State, now: Instant, next_tick: Instant) -> Option<Ins
 }
 
 /// Renews one batch; its slots are released from the renewal also when this future is dropped.
-async fn renew(driver: &Arc<Driver>, batch: Batch) {
-    let mut renewing = Renewing { driver, batch: Some(batch), doubt: None };
+async fn renew(mut renewing: Renewing) {
+    let driver = &renewing.driver;
     let Some(batch) = &renewing.batch else { return };
     let Some((mut conn, stamp)) = driver.link_now() else { return };
     let lease_ms = lease_ms(&batch.terms);
@@ -122,13 +121,19 @@ async fn renew(driver: &Arc<Driver>, batch: Batch) {
     }
 }
 
-struct Renewing<'a> {
-    driver: &'a Arc<Driver>,
+struct Renewing {
+    driver: Arc<Driver>,
     batch: Option<Batch>,
     doubt: Option<Doubt>,
 }
 
-impl Drop for Renewing<'_> {
+impl Renewing {
+    fn new(driver: &Arc<Driver>, batch: Batch) -> Self {
+        Self { driver: Arc::clone(driver), batch: Some(batch), doubt: None }
+    }
+}
+
+impl Drop for Renewing {
     fn drop(&mut self) {
         if let Some(batch) = self.batch.take() {
             self.driver.lock().table.not_renewed(&batch, self.doubt);
