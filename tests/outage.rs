@@ -1,5 +1,7 @@
 //! A Redis that cannot answer: what callers get, what is logged, and how it heals.
 
+#![allow(clippy::unwrap_used, reason = "in a test it is the assertion")]
+
 mod support;
 
 use std::sync::{Arc, Mutex};
@@ -645,6 +647,7 @@ async fn connections_cut_under_load_cost_few_requests_and_no_slot() {
         "{failed} failed of {served}: {:#?}",
         log.lines("")
     );
+    recovered(&limiter, SOON).await;
     empty(&server).await;
     assert_whole(&limiter, 8).await;
 }
