@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use support::{Gotsem, History, RedisServer, eventually};
 use tokio::time::{Instant, sleep};
+use tower_slots::store::{Key, SlotStore};
 use tower_slots::{Acquire, AcquireError, Limiter, LimiterBuilder, RedisStore};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -41,7 +42,7 @@ async fn each_kind_counts_the_others_slots_weights_included() {
     assert_eq!((granted, active), (true, 4));
     let two = limiter.acquire("acme", Acquire::weight(2)).await.unwrap();
     assert_eq!(two.active(), 6);
-    assert_eq!(gotsem.try_acquire("acme").await.unwrap().0, false);
+    assert!(!gotsem.try_acquire("acme").await.unwrap().0);
     assert!(is_saturated(&limiter.try_acquire("acme").await, 6));
     assert_eq!((limiter.active("acme").await.unwrap(), gotsem.active("acme").await.unwrap()), (6, 6));
     three.release().await.unwrap();
@@ -218,4 +219,15 @@ async fn a_gotsem_whose_clock_is_ahead_drops_our_slots_until_their_renewal() {
     .await;
     assert!(is_saturated(&limiter.try_acquire("acme").await, 2), "and nothing new is admitted");
     assert_eq!(slot.lost().now_or_never(), None, "its holder lost nothing");
+}
+
+#[tokio::test]
+async fn a_slot_of_gotsem_that_we_release_by_its_id_is_free() {
+    let server = RedisServer::start();
+    let gotsem = gotsem(&server, Duration::from_secs(30), 1).await;
+    let (acquired, slot, _) = gotsem.try_acquire("acme").await.unwrap();
+    assert!(acquired && !gotsem.try_acquire("acme").await.unwrap().0);
+    let store = RedisStore::open(server.url()).unwrap();
+    store.release_confirmed(&Key::new("sem:acme"), slot.parse().unwrap()).await.unwrap();
+    assert!(gotsem.try_acquire("acme").await.unwrap().0);
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use support::{History, Proxy, RedisServer, eventually, free_port};
-use tower_slots::store::{StoreError, StoreErrorKind};
+use tower_slots::store::{Claim, Key, SlotId, SlotStore, StoreError, StoreErrorKind, Terms};
 use tower_slots::{AcquireError, Limiter, LimiterBuilder, OnOutage, Origin, RedisStore, Slot};
 
 const MS: Duration = Duration::from_millis(1);
@@ -182,6 +182,25 @@ async fn the_network_swallows_everything() {
 async fn the_server_dies() {
     let server = RedisServer::start();
     policies_hold(&server.url(), true, || server.kill()).await;
+}
+
+#[tokio::test]
+async fn a_callers_budget_is_its_own_whoever_shares_its_call() {
+    let server = RedisServer::start();
+    let store = RedisStore::open(server.url()).unwrap();
+    let terms = |timeout| Arc::new(Terms::new(30 * SECOND, timeout));
+    let (patient, hasty) = (terms(20 * SECOND), terms(TIMEOUT));
+    let acquire = |terms| store.acquire(Claim::new(Key::new(ACME), SlotId::new(), 1, 10, terms));
+    acquire(&patient).await.unwrap();
+    server.stop();
+    let first = acquire(&patient);
+    let _others = (acquire(&patient), acquire(&patient));
+    // What the first would have sent goes with the next that comes.
+    drop(first);
+    let start = Instant::now();
+    let answer = tokio::time::timeout(SOON, acquire(&hasty)).await.unwrap();
+    assert_eq!(answer.unwrap_err().kind(), StoreErrorKind::Timeout);
+    assert!(start.elapsed() < TIMEOUT + SLACK, "answered after {:?}", start.elapsed());
 }
 
 // ---- recovery
@@ -461,6 +480,7 @@ async fn a_full_server_is_an_outage_for_acquires_only() {
     assert_eq!(server.members(ACME).await.iter().filter(|(_, score)| *score > now).count(), 5, "renewed");
     slots.pop().unwrap().release().await.unwrap();
     assert_eq!(server.zcard(ACME).await, 4);
+    assert_eq!(limiter.active("acme").await.unwrap(), 4, "it can be counted");
     drop(slots);
     empty(&server).await;
     server.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
@@ -608,6 +628,7 @@ async fn connections_cut_under_load_cost_few_requests_and_no_slot() {
     let limiter =
         on(&proxy.url()).limit(8).on_outage(OnOutage::Refuse).store_timeout(2 * SECOND).build().unwrap();
     recovered(&limiter, SOON).await;
+    let (log, _guard) = Log::start();
     let history = History::new();
     let end = Instant::now() + 3 * SECOND;
     let workers = (0..32).map(|_| async {

@@ -6,6 +6,7 @@
 //! batches. On a slow link that bound would cost time: then one more flight a millisecond goes out.
 
 use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use tokio::time::{Instant, timeout_at};
 use super::breaker::{Breaker, Change};
 use super::connection::{Conn, Endpoint};
 use super::error::timed_out;
-use super::flight::{Flight, FlightReply};
+use super::flight::{Confirm, Flight, FlightReply};
 use super::script::{self, Source};
 use super::table::{Failed, News, Stamp, Table};
 use super::upkeep;
@@ -150,14 +151,14 @@ impl Driver {
         drop(state);
         let driver = Arc::clone(self);
         Reply::later(async move {
-            if driver.fly_next(FLIGHTS).await {
+            if driver.fly_next(FLIGHTS, Some(deadline)).await {
                 driver.depart();
             }
             let answer = match timeout_at(deadline, answer).await {
                 Ok(Ok(answer)) => answer,
                 Ok(Err(_)) => Err(StoreError::new(StoreErrorKind::Other, "the store's runtime went away")),
                 Err(_) => {
-                    driver.release(slot, None);
+                    driver.release(slot);
                     Err(timed_out())
                 }
             };
@@ -165,15 +166,33 @@ impl Driver {
         })
     }
 
-    pub(super) fn release(
-        self: &Arc<Self>,
-        slot: SlotId,
-        confirm: Option<oneshot::Sender<Result<(), StoreError>>>,
-    ) {
+    pub(super) fn release(self: &Arc<Self>, slot: SlotId) {
         let mut news = News::default();
-        self.lock().table.release(slot, confirm, &mut news);
+        self.lock().table.release(slot, None, &mut news);
         news.deliver();
         self.depart();
+    }
+
+    /// Releases a slot, whoever acquired it: one that we do not hold is sent to the server too.
+    pub(super) fn release_confirmed(
+        self: &Arc<Self>,
+        key: &Key,
+        slot: SlotId,
+        confirm: Confirm,
+    ) -> Result<(), StoreError> {
+        let mut news = News::default();
+        let mut state = self.lock();
+        if state.table.knows(slot) {
+            state.table.release(slot, Some(confirm), &mut news);
+        } else {
+            let terms = state.terms.first().cloned().unwrap_or_else(some_terms);
+            self.ready(&mut state, &terms)?;
+            state.table.release_foreign(key.clone(), slot, terms, confirm);
+        }
+        drop(state);
+        news.deliver();
+        self.depart();
+        Ok(())
     }
 
     pub(super) fn flush(&self) -> Reply<()> {
@@ -281,7 +300,7 @@ impl Driver {
     fn call_pilot(self: &Arc<Self>, handle: Option<Handle>) {
         if let Some(handle) = handle {
             let driver = Arc::clone(self);
-            handle.spawn(async move { while driver.fly_next(FLIGHTS).await {} });
+            handle.spawn(async move { while driver.fly_next(FLIGHTS, None).await {} });
         }
     }
 
@@ -290,40 +309,64 @@ impl Driver {
         let driver = Arc::clone(self);
         handle.spawn(async move {
             let mut most = MOST_FLIGHTS;
-            while driver.fly_next(most).await {
+            while driver.fly_next(most, None).await {
                 most = FLIGHTS;
             }
         });
     }
 
     /// Flies what waits, if fewer than `most` flights are out; tells whether it did.
-    async fn fly_next(self: &Arc<Self>, most: usize) -> bool {
+    ///
+    /// A flight carries whatever waits, also for callers that have more time than this one has
+    /// `until`: then a task of its own brings it home.
+    async fn fly_next(self: &Arc<Self>, most: usize, until: Option<Instant>) -> bool {
         let mut flying = None;
         poll_fn(|cx| match &mut flying {
             None => {
                 // Flights are handed to the connection in the order in which they are made up: a
                 // slot that was given back first is back first.
                 let _gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
-                let Some(flight) = self.take_flight(most) else { return Poll::Ready(false) };
+                let Some((flight, home)) = self.take_flight(most) else { return Poll::Ready(false) };
+                let outlasts = until.is_some_and(|until| flight.deadline > until);
                 let flight = flying.insert(Box::pin(Airborne::new(self, flight).fly()));
-                flight.as_mut().poll(cx).map(|()| true)
+                let polled = flight.as_mut().poll(cx).map(|()| true);
+                if !outlasts || polled.is_ready() {
+                    return polled;
+                }
+                if let Some(flight) = flying.take() {
+                    self.bring_home(&home, flight);
+                }
+                Poll::Ready(true)
             }
             Some(flight) => flight.as_mut().poll(cx).map(|()| true),
         })
         .await
     }
 
-    fn take_flight(self: &Arc<Self>, most: usize) -> Option<Flight> {
+    fn bring_home(
+        self: &Arc<Self>,
+        home: &Handle,
+        flight: Pin<Box<impl Future<Output = ()> + Send + 'static>>,
+    ) {
+        let driver = Arc::clone(self);
+        home.spawn(async move {
+            flight.await;
+            driver.depart();
+        });
+    }
+
+    fn take_flight(self: &Arc<Self>, most: usize) -> Option<(Flight, Handle)> {
         let mut news = News::default();
         let mut state = self.lock();
         state.summoned = false;
         let flight = state.take_flight(most, Instant::now(), &mut news);
+        let home = state.home.as_ref().map(|home| home.handle.clone());
         let more = state.summon();
         self.watch_queue(&mut state);
         drop(state);
         news.deliver();
         self.call_pilot(more);
-        flight
+        flight.zip(home)
     }
 
     async fn send(&self, flight: &Flight) -> Result<FlightReply, Failed> {
@@ -605,6 +648,11 @@ fn counted(terms: &Terms, operation: Operation, error: StoreError) -> StoreError
 
 fn connection_lost() -> StoreError {
     StoreError::new(StoreErrorKind::Io, "the connection was lost")
+}
+
+/// For a store that is asked to release before any limiter has used it.
+fn some_terms() -> Arc<Terms> {
+    Arc::new(Terms::new(Duration::from_secs(30), Duration::from_millis(250)))
 }
 
 fn no_runtime() -> StoreError {

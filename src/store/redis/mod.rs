@@ -107,12 +107,14 @@ impl SlotStore for RedisStore {
     }
 
     fn release(&self, _key: &Key, slot: SlotId) {
-        self.driver.release(slot, None);
+        self.driver.release(slot);
     }
 
-    fn release_confirmed(&self, _key: &Key, slot: SlotId) -> Reply<Result<(), StoreError>> {
+    fn release_confirmed(&self, key: &Key, slot: SlotId) -> Reply<Result<(), StoreError>> {
         let (confirm, confirmed) = oneshot::channel();
-        self.driver.release(slot, Some(confirm));
+        if let Err(error) = self.driver.release_confirmed(key, slot, confirm) {
+            return Reply::ready(Err(error));
+        }
         // Without its sender the driver is gone: nothing renews the slot, so its lease runs out.
         Reply::later(async move { confirmed.await.unwrap_or(Ok(())) })
     }

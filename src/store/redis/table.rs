@@ -45,8 +45,10 @@ struct Entry {
     /// When it was acquired, on our clock and on the server's.
     since: Instant,
     since_server: u64,
-    /// When the call was sent that acquired or renewed it last.
+    /// When the call was sent that acquired or renewed it last, as far as we know.
     renewed: Instant,
+    /// When the last call was sent that may have acquired or renewed it: its lease runs from there.
+    sent: Instant,
     told_lapsed: bool,
     doubt: Option<Doubt>,
 }
@@ -162,6 +164,7 @@ impl Table {
             since: now,
             since_server: 0,
             renewed: now,
+            sent: now,
             told_lapsed: false,
             doubt: None,
         };
@@ -192,11 +195,33 @@ impl Table {
         }
     }
 
+    /// Releases a slot that somebody else acquired.
+    pub(super) fn release_foreign(&mut self, key: Key, slot: SlotId, terms: Arc<Terms>, confirm: Confirm) {
+        self.backlog += 1;
+        let queued = Instant::now();
+        let lapses = queued + terms.lease;
+        let confirm = Some(confirm);
+        self.releases.push_back(Release {
+            key,
+            slot,
+            weight: 1,
+            terms,
+            queued,
+            lapses,
+            doubt: None,
+            confirm,
+        });
+    }
+
+    pub(super) fn knows(&self, slot: SlotId) -> bool {
+        self.slots.contains_key(&slot)
+    }
+
     /// Takes the slot out of the table and into the queue of releases; it counts as backlog already.
     fn give_back(&mut self, slot: SlotId, confirm: Option<Confirm>) {
         let Some(entry) = self.slots.remove(&slot) else { return };
-        let Entry { key, weight, terms, renewed, doubt, .. } = entry;
-        let (queued, lapses) = (Instant::now(), renewed + terms.lease);
+        let Entry { key, weight, terms, sent, doubt, .. } = entry;
+        let (queued, lapses) = (Instant::now(), sent + terms.lease);
         self.releases.push_back(Release { key, slot, weight, terms, queued, lapses, doubt, confirm });
     }
 
@@ -260,7 +285,7 @@ impl Table {
                 continue;
             }
             entry.phase = Phase::Flying;
-            entry.renewed = stamp.now;
+            (entry.renewed, entry.sent) = (stamp.now, stamp.now);
             room = room.saturating_sub(acquire.weight);
             deadline = deadline.max(acquire.deadline);
             cargo.push_claim(&entry.key, &entry.terms, acquire);
@@ -474,6 +499,7 @@ impl Table {
                 continue;
             }
             entry.phase = Phase::Renewing;
+            entry.sent = now;
             let renewal = Renewal { slot: *slot, weight: entry.weight, since: entry.since_server };
             let group =
                 open.entry((entry.key.clone(), entry.terms.lease)).or_insert((usize::MAX, MOST_SLOTS));
