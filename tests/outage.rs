@@ -506,7 +506,10 @@ async fn reply_fails(reply: &'static str, after: bool, kind: StoreErrorKind) {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.addr());
     let (log, _guard) = Log::start();
-    let limiter = steady(&proxy.url());
+    let refusals = reply.starts_with('-');
+    let lease = if refusals { SECOND } else { 30 * SECOND };
+    let builder = on(&proxy.url()).lease(lease).store_timeout(900 * MS);
+    let limiter = builder.on_outage(OnOutage::Refuse).build().unwrap();
     if after {
         recovered(&limiter, SOON).await;
         empty(&server).await;
@@ -518,7 +521,7 @@ async fn reply_fails(reply: &'static str, after: bool, kind: StoreErrorKind) {
     outage_of(&limiter, &log, kind).await;
     proxy.rewrite_replies(None);
     recovered(&limiter, 3 * SECOND).await;
-    if reply.starts_with('-') {
+    if refusals {
         // A server that says no has taken nothing, but this one has: its slots lapse.
         let none = async || matches!(limiter.active("acme").await, Ok(0));
         eventually("no slot is left", SOON, none).await;
