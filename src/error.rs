@@ -1,4 +1,8 @@
+//! What errors of all modules are made of.
+
 use std::fmt;
+
+use crate::labels::closed_set;
 
 /// A setting that cannot work, found while a limiter or a store is built.
 ///
@@ -34,3 +38,30 @@ impl fmt::Display for ConfigError {
 }
 
 impl std::error::Error for ConfigError {}
+
+closed_set! {
+    /// What went wrong in a store.
+    #[non_exhaustive]
+    pub enum StoreErrorKind {
+        /// No answer within the time-out.
+        Timeout = "timeout",
+        /// The connection could not be made, or broke.
+        Io = "io",
+        /// The server does not know the script, even after it was sent whole.
+        NoScript = "noscript",
+        /// The server is a replica.
+        ReadOnly = "readonly",
+        /// The server has reached `maxmemory`.
+        Oom = "oom",
+        /// The login is missing, wrong, or lacks a right.
+        NoPerm = "noperm",
+        /// The server is loading its data, or busy with a script, or has lost its master.
+        Loading = "loading",
+        /// The cluster is down, or the key has moved.
+        Cluster = "cluster",
+        /// Something else is stored under the key.
+        WrongType = "wrongtype",
+        /// Anything else: the message says what.
+        Other = "other",
+    }
+}

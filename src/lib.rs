@@ -3,6 +3,7 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr))]
 
 mod error;
+mod labels;
 pub mod layer;
 pub mod limiter;
 #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "metrics of what only Redis does"))]

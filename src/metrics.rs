@@ -2,34 +2,8 @@
 //!
 //! Handles are made when a limiter is built, against the recorder that is installed then.
 
-/// Declares an enum whose variants have fixed lower-case labels.
-macro_rules! closed_set {
-    ($(#[$meta:meta])* $vis:vis enum $name:ident { $($(#[$doc:meta])* $variant:ident = $label:literal,)+ }) => {
-        $(#[$meta])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        $vis enum $name { $($(#[$doc])* $variant,)+ }
-
-        impl $name {
-            #[allow(dead_code, reason = "read by metrics, which may be off")]
-            pub(crate) const LABELS: &'static [&'static str] = &[$($label),+];
-
-            /// The name in metrics and logs.
-            #[must_use]
-            #[allow(dead_code, reason = "not every set is logged")]
-            $vis fn label(self) -> &'static str {
-                Self::LABELS[self as usize]
-            }
-        }
-
-        impl From<$name> for usize {
-            fn from(value: $name) -> Self {
-                value as Self
-            }
-        }
-    };
-}
-
-pub(crate) use closed_set;
+use crate::error::StoreErrorKind;
+use crate::labels::closed_set;
 
 closed_set! {
     /// What became of a request.
@@ -167,7 +141,7 @@ meters! {
     renewals: Counter["result" in Renewal], "renewals_total", Count, "Renewals of held slots.";
     releases: Counter["result" in Released], "releases_total", Count, "Releases sent to the store.";
     release_backlog: Gauge, "release_backlog", Count, "Releases not yet confirmed by the store.";
-    store_errors: Counter["operation" in Operation, "error" in crate::store::StoreErrorKind], "store_errors_total", Count, "Calls that the store could not answer.";
+    store_errors: Counter["operation" in Operation, "error" in StoreErrorKind], "store_errors_total", Count, "Calls that the store could not answer.";
     store_up: Gauge, "store_up", Count, "1 while the store answers, 0 while it is not asked.";
     breaker_state: Gauge, "breaker_state", Count, "0 closed, 1 half open, 2 open.";
     limit_lookups: Counter["result" in Lookup], "limit_lookups_total", Count, "Limits by where they came from.";
@@ -277,6 +251,6 @@ mod tests {
     fn families_carry_every_label_value() {
         let meters = Meters::new("test");
         meters.requests.get(Outcome::WouldReject).add(1);
-        meters.store_errors.get(Operation::Drain).get(crate::store::StoreErrorKind::Other).add(1);
+        meters.store_errors.get(Operation::Drain).get(StoreErrorKind::Other).add(1);
     }
 }

@@ -1,7 +1,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use crate::metrics::closed_set;
+pub use crate::error::StoreErrorKind;
 
 /// A store could not answer. It says nothing about whether a key is at its limit.
 #[derive(Debug, Clone)]
@@ -30,30 +30,3 @@ impl fmt::Display for StoreError {
 }
 
 impl std::error::Error for StoreError {}
-
-closed_set! {
-    /// What went wrong in a store.
-    #[non_exhaustive]
-    pub enum StoreErrorKind {
-        /// No answer within the time-out.
-        Timeout = "timeout",
-        /// The connection could not be made, or broke.
-        Io = "io",
-        /// The server does not know the script, even after it was sent whole.
-        NoScript = "noscript",
-        /// The server is a replica.
-        ReadOnly = "readonly",
-        /// The server has reached `maxmemory`.
-        Oom = "oom",
-        /// The login is missing, wrong, or lacks a right.
-        NoPerm = "noperm",
-        /// The server is loading its data, or busy with a script, or has lost its master.
-        Loading = "loading",
-        /// The cluster is down, or the key has moved.
-        Cluster = "cluster",
-        /// Something else is stored under the key.
-        WrongType = "wrongtype",
-        /// Anything else: the message says what.
-        Other = "other",
-    }
-}

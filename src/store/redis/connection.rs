@@ -7,7 +7,7 @@ use ::redis::io::tcp::socket2::TcpKeepalive;
 use ::redis::{AsyncConnectionConfig, Client, Cmd, RedisResult, Value};
 
 use super::error::from_redis;
-use super::script;
+use super::script::{self, Source};
 use crate::store::{StoreError, StoreErrorKind};
 use crate::trace::event;
 
@@ -55,7 +55,7 @@ impl Endpoint {
         let limit = CONNECT_TIMEOUT * 2;
         let connect = async {
             let mut conn = self.dial().await.map_err(|error| from_redis(&error))?;
-            let reply = script::run(&mut conn, &script::HELLO, |cmd| _ = cmd.arg(0)).await?;
+            let reply = conn.run(&script::HELLO, |cmd| _ = cmd.arg(0)).await?;
             let (now, version) = script::read_hello(reply)?;
             check_version(&version)?;
             Ok((conn, now))
@@ -105,7 +105,25 @@ pub(super) enum Conn {
 }
 
 impl Conn {
-    pub(super) async fn request(&mut self, cmd: &Cmd) -> RedisResult<Value> {
+    /// Runs a script: by its hash, and whole if the server does not know it.
+    pub(super) async fn run(
+        &mut self,
+        source: &Source,
+        arguments: impl Fn(&mut Cmd),
+    ) -> Result<Value, StoreError> {
+        let written = |mut cmd: Cmd| {
+            arguments(&mut cmd);
+            cmd
+        };
+        match self.request(&written(source.by_hash())).await.map_err(|error| from_redis(&error)) {
+            Err(error) if error.kind() == StoreErrorKind::NoScript => {
+                self.request(&written(source.whole())).await.map_err(|error| from_redis(&error))
+            }
+            result => result,
+        }
+    }
+
+    async fn request(&mut self, cmd: &Cmd) -> RedisResult<Value> {
         let reply = match self {
             Self::Multiplexed(conn) => conn.req_packed_command(cmd).await,
             Self::Managed(conn) => conn.req_packed_command(cmd).await,

@@ -14,22 +14,19 @@ use std::time::Duration;
 use ::redis::{Cmd, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
-use tokio::task::{JoinHandle, unconstrained};
+use tokio::task::unconstrained;
 use tokio::time::{Instant, timeout_at};
 
-use super::breaker::{Breaker, Change};
 use super::connection::{Conn, Endpoint};
 use super::error::timed_out;
 use super::flight::{Confirm, Flight, FlightReply};
 use super::script::{self, Source};
-use super::table::{Failed, News, Stamp, Table};
+use super::state::{Clock, FLIGHTS, Home, Link, State};
+use super::table::{Failed, News, Stamp};
 use super::upkeep;
 use crate::metrics::Operation;
 use crate::store::{Claim, Grant, Key, Reply, SlotId, StoreError, StoreErrorKind, Terms};
-use crate::trace::{Sparingly, event};
 
-/// So many flights are out at a time, unless the link is slow.
-const FLIGHTS: usize = 2;
 /// So many at the most, however slow the link is.
 const MOST_FLIGHTS: usize = 512;
 /// The longest that a claim or a release waits for a flight on a slow link.
@@ -46,87 +43,11 @@ pub(super) struct Driver {
     linked: Notify,
 }
 
-pub(super) struct State {
-    pub(super) table: Table,
-    breaker: Breaker,
-    link: Option<Link>,
-    epoch: u64,
-    clock: Clock,
-    flights: usize,
-    home: Option<Home>,
-    homes: u64,
-    /// A pilot was called and has not taken off yet.
-    summoned: bool,
-    /// A task looks for a working connection.
-    recovering: bool,
-    settings_checked: bool,
-    foreign_data_warnings: Sparingly,
-    /// The upkeep task sleeps until it is woken.
-    pub(super) dozing: bool,
-    /// The upkeep task knows that something waits.
-    pub(super) watching_queue: bool,
-    /// A third of the shortest lease seen is four ticks.
-    pub(super) tick: Duration,
-    /// Terms of the limiters on this store, one of each name. What is the store's own is measured
-    /// under the name that came first.
-    terms: Vec<Arc<Terms>>,
-}
-
-struct Link {
-    conn: Conn,
-    epoch: u64,
-}
-
-/// The runtime on which flights and upkeep run.
-struct Home {
-    id: u64,
-    handle: Handle,
-    /// Ends with the runtime.
-    upkeep: JoinHandle<()>,
-}
-
-impl Home {
-    fn is_alive(&self) -> bool {
-        !self.upkeep.is_finished()
-    }
-}
-
-/// What the server's clock showed, and when by ours.
-struct Clock {
-    server: u64,
-    at: Instant,
-}
-
-impl Clock {
-    fn server_now(&self, now: Instant) -> u64 {
-        let passed = now.saturating_duration_since(self.at).as_millis();
-        self.server.saturating_add(u64::try_from(passed).unwrap_or(u64::MAX))
-    }
-}
-
 impl Driver {
     pub(super) fn new(endpoint: Endpoint) -> Arc<Self> {
-        let state = State {
-            table: Table::default(),
-            breaker: Breaker::default(),
-            link: None,
-            epoch: 0,
-            clock: Clock { server: 0, at: Instant::now() },
-            flights: 0,
-            home: None,
-            homes: 0,
-            summoned: false,
-            recovering: false,
-            settings_checked: false,
-            foreign_data_warnings: Sparingly::default(),
-            dozing: false,
-            watching_queue: false,
-            tick: Duration::from_secs(3600),
-            terms: Vec::new(),
-        };
         Arc::new(Self {
             endpoint,
-            state: Mutex::new(state),
+            state: Mutex::new(State::new()),
             gate: Mutex::default(),
             wake: Arc::default(),
             linked: Notify::new(),
@@ -215,7 +136,7 @@ impl Driver {
         let result = match timeout_at(deadline, self.link(&terms)).await.unwrap_or_else(|_| Err(timed_out()))
         {
             Ok((mut conn, epoch)) => {
-                let run = script::run(&mut conn, source, arguments);
+                let run = conn.run(source, arguments);
                 let result = timeout_at(deadline, run).await.unwrap_or_else(|_| Err(timed_out()));
                 if let Err(error) = &result {
                     self.lock_and(|driver, state| driver.failed(state, error, epoch));
@@ -381,7 +302,7 @@ impl Driver {
             return Err(Failed { error: connection_lost(), abandoned: false, unknown: false });
         };
         // Unconstrained, for its first poll must hand the call to the connection.
-        let run = unconstrained(script::run(&mut conn, &script::FLIGHT, |cmd| flight.write(cmd)));
+        let run = unconstrained(conn.run(&script::FLIGHT, |cmd| flight.write(cmd)));
         let reply = timeout_at(flight.deadline, run).await.unwrap_or_else(|_| Err(timed_out()));
         reply.and_then(|reply| flight.read(reply)).map_err(Failed::from)
     }
@@ -526,78 +447,6 @@ impl Driver {
     }
 }
 
-impl State {
-    fn stamp(&self, now: Instant) -> Option<Stamp> {
-        let link = self.link.as_ref()?;
-        Some(Stamp { now, epoch: link.epoch, server_now: self.clock.server_now(now) })
-    }
-
-    /// The next flight, if fewer than `most` are out and something may be sent.
-    fn take_flight(&mut self, most: usize, now: Instant, news: &mut News) -> Option<Flight> {
-        if self.flights >= most || !self.breaker.lets_send() {
-            return None;
-        }
-        let stamp = self.stamp(now)?;
-        let flight = self.table.next_flight(stamp, news)?;
-        self.flights += 1;
-        Some(flight)
-    }
-
-    /// Where to call a pilot, if there is something for one to do.
-    fn summon(&mut self) -> Option<Handle> {
-        let home = self.home.as_ref().filter(|home| home.is_alive())?;
-        let due = !self.summoned
-            && self.flights < FLIGHTS
-            && self.can_send()
-            && self.table.waiting_since().is_some();
-        due.then(|| {
-            self.summoned = true;
-            home.handle.clone()
-        })
-    }
-
-    /// Whether anything could be sent at all.
-    pub(super) fn can_send(&self) -> bool {
-        self.link.is_some() && self.breaker.lets_send()
-    }
-
-    pub(super) fn is_home(&self, id: u64) -> bool {
-        self.home.as_ref().is_some_and(|home| home.id == id)
-    }
-
-    pub(super) fn server_heard(&mut self, server: u64) {
-        self.clock = Clock { server, at: Instant::now() };
-    }
-
-    /// It concerns one key, so the breaker has nothing to tell.
-    fn warn_of_foreign_data(&self, flight: &Flight, reply: &FlightReply) {
-        for (ask, answer) in flight.asks.iter().zip(&reply.answers) {
-            if let Err(error) = answer
-                && error.kind() == StoreErrorKind::WrongType
-                && self.foreign_data_warnings.due()
-            {
-                let (_key, _error) = (&ask.key, error);
-                event!(warn, key = ?_key, error = %_error, "no slots of this key: the outage policy decides");
-            }
-        }
-    }
-
-    fn show(&self, change: Option<&Change>) {
-        match change {
-            Some(Change::Opened(_error)) => {
-                event!(warn, error = %_error, "slot store down: the outage policy decides");
-            }
-            Some(Change::Closed) => event!(info, "slot store up again"),
-            None => {}
-        }
-        for terms in &self.terms {
-            let state = self.breaker.state();
-            terms.meters.breaker_state.set(f64::from(state as u8));
-            terms.meters.store_up.set(f64::from(u8::from(state == crate::metrics::Breaker::Closed)));
-        }
-    }
-}
-
 /// A flight that will land: with a reply, with an error, or because its future was dropped.
 struct Airborne {
     driver: Arc<Driver>,
@@ -629,15 +478,6 @@ impl Drop for Airborne {
 impl Drop for Driver {
     fn drop(&mut self) {
         self.wake.notify_one();
-    }
-}
-
-impl From<StoreError> for Failed {
-    fn from(error: StoreError) -> Self {
-        // The server says no before it runs a script, in all other cases.
-        let unknown =
-            matches!(error.kind(), StoreErrorKind::Timeout | StoreErrorKind::Io | StoreErrorKind::Other);
-        Self { error, abandoned: false, unknown }
     }
 }
 

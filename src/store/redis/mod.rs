@@ -22,6 +22,7 @@ mod driver;
 mod error;
 mod flight;
 mod script;
+mod state;
 mod table;
 mod upkeep;
 

@@ -4,9 +4,8 @@ use std::sync::LazyLock;
 
 use ::redis::{Cmd, Script, Value};
 
-use super::connection::Conn;
-use super::error::{from_redis, malformed};
-use crate::store::{Key, SlotId, StoreError, StoreErrorKind};
+use super::error::malformed;
+use crate::store::{Key, SlotId, StoreError};
 
 /// One script: its text, and the hash under which the server keeps it.
 pub(super) struct Source {
@@ -31,24 +30,22 @@ pub(super) static RENEW: Source = source!("#!lua flags=allow-oom\n", "renew.lua"
 pub(super) static COUNT: Source = source!("count.lua");
 pub(super) static DRAIN: Source = source!("drain.lua");
 
-/// Runs a script: by its hash, and whole if the server does not know it.
-pub(super) async fn run(
-    conn: &mut Conn,
-    source: &Source,
-    arguments: impl Fn(&mut Cmd),
-) -> Result<Value, StoreError> {
-    let command = |verb: &str, script: &str| {
-        let mut cmd = ::redis::cmd(verb);
-        cmd.arg(script);
-        arguments(&mut cmd);
-        cmd
-    };
-    match conn.request(&command("EVALSHA", source.script.get_hash())).await.map_err(|e| from_redis(&e)) {
-        Err(error) if error.kind() == StoreErrorKind::NoScript => {
-            conn.request(&command("EVAL", source.text)).await.map_err(|e| from_redis(&e))
-        }
-        result => result,
+impl Source {
+    /// The command that runs it by its hash.
+    pub(super) fn by_hash(&self) -> Cmd {
+        command("EVALSHA", self.script.get_hash())
     }
+
+    /// The command that runs it whole, and makes it known to the server.
+    pub(super) fn whole(&self) -> Cmd {
+        command("EVAL", self.text)
+    }
+}
+
+fn command(verb: &str, script: &str) -> Cmd {
+    let mut cmd = ::redis::cmd(verb);
+    cmd.arg(script);
+    cmd
 }
 
 /// One slot that is to be renewed.

@@ -75,6 +75,15 @@ pub(super) struct Failed {
     pub(super) unknown: bool,
 }
 
+impl From<StoreError> for Failed {
+    fn from(error: StoreError) -> Self {
+        // The server says no before it runs a script, in all other cases.
+        let unknown =
+            matches!(error.kind(), StoreErrorKind::Timeout | StoreErrorKind::Io | StoreErrorKind::Other);
+        Self { error, abandoned: false, unknown }
+    }
+}
+
 type Answer = oneshot::Sender<Result<Grant, StoreError>>;
 
 /// Answers and news to deliver once no lock is held.

@@ -10,10 +10,11 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::connection::Endpoint;
-use super::driver::{Driver, MOST_WAIT, State};
+use super::driver::{Driver, MOST_WAIT};
 use super::error::timed_out;
 use super::flight::{Doubt, lease_ms};
 use super::script;
+use super::state::State;
 use super::table::{Batch, Failed, News};
 use crate::metrics::Operation;
 
@@ -97,7 +98,7 @@ async fn renew(mut renewing: Renewing) {
     renewing.doubt = Some(doubt);
     let write =
         |cmd: &mut ::redis::Cmd| script::write_renewal(cmd, &batch.key, doubt.until, lease_ms, &batch.slots);
-    let run = script::run(&mut conn, &script::RENEW, write);
+    let run = conn.run(&script::RENEW, write);
     let result = timeout_at(deadline, run).await.unwrap_or_else(|_| Err(timed_out()));
     match result.and_then(|reply| script::read_renewal(reply, batch.slots.len())) {
         Ok(reply) => {
