@@ -8,6 +8,7 @@ pub mod layer;
 pub mod limiter;
 #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "metrics of what only Redis does"))]
 mod metrics;
+pub mod semaphore;
 pub mod store;
 mod trace;
 

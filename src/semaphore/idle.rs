@@ -1,0 +1,122 @@
+//! Callers that wait until nothing is held.
+
+use std::fmt;
+use std::future::Future;
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use super::effects::Effects;
+use super::gate::Gate;
+use super::slab::Slab;
+
+/// The callers that wait for the current drain, and how many drains are over.
+///
+/// A caller belongs to the drain during which it came: once that is over its place is gone, whatever
+/// was acquired since.
+#[derive(Debug, Default)]
+pub(super) struct Idle {
+    waiting: Slab<Waker>,
+    drains: u64,
+}
+
+/// A caller's place among those who wait.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    index: u32,
+    drain: u64,
+}
+
+impl Idle {
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.len() == 0
+    }
+
+    pub(super) fn join(&mut self, waker: Waker) -> Place {
+        Place { index: self.waiting.insert(waker), drain: self.drains }
+    }
+
+    pub(super) fn is_over(&self, place: Place) -> bool {
+        place.drain != self.drains
+    }
+
+    /// Whether the waker in a place that is not over differs from `current`. With `fresh`, a clone of
+    /// `current`, it is replaced, and the old one put in its place.
+    pub(super) fn waker_changed(&mut self, place: Place, current: &Waker, fresh: &mut Option<Waker>) -> bool {
+        let waker = self.waiting.get_mut(place.index);
+        if waker.will_wake(current) {
+            return false;
+        }
+        let Some(fresh) = fresh else { return true };
+        mem::swap(fresh, waker);
+        false
+    }
+
+    pub(super) fn leave(&mut self, place: Place) -> Option<Waker> {
+        (!self.is_over(place)).then(|| self.waiting.remove(place.index))
+    }
+
+    /// Nothing is held: everyone who waits is done.
+    pub(super) fn complete(&mut self, effects: &mut Effects) {
+        if !self.is_empty() {
+            self.drains += 1;
+            effects.wake_idle(mem::take(&mut self.waiting));
+        }
+    }
+}
+
+/// Future of [`Semaphore::wait_idle`](super::Semaphore::wait_idle).
+#[must_use = "futures do nothing unless they are awaited"]
+pub struct WaitIdle {
+    gate: Arc<Gate>,
+    stage: Stage,
+}
+
+enum Stage {
+    Start,
+    Waiting(Place),
+    Done,
+}
+
+impl WaitIdle {
+    pub(super) fn new(gate: Arc<Gate>) -> Self {
+        Self { gate, stage: Stage::Start }
+    }
+}
+
+impl Future for WaitIdle {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let waiting = match self.stage {
+            Stage::Start => self.gate.join_idle(cx.waker()),
+            Stage::Waiting(place) => self.gate.look_idle(place, cx.waker()),
+            Stage::Done => None,
+        };
+        match waiting {
+            Some(place) => {
+                self.stage = Stage::Waiting(place);
+                Poll::Pending
+            }
+            None => {
+                self.stage = Stage::Done;
+                Poll::Ready(())
+            }
+        }
+    }
+}
+
+impl Drop for WaitIdle {
+    fn drop(&mut self) {
+        if let Stage::Waiting(place) = self.stage {
+            drop(self.gate.leave_idle(place));
+        }
+    }
+}
+
+impl fmt::Debug for WaitIdle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WaitIdle").finish_non_exhaustive()
+    }
+}
