@@ -16,6 +16,7 @@ closed_set! {
         LocalAdmitted = "local_admitted",
         LocalRejected = "local_rejected",
         InvalidKey = "invalid_key",
+        BulkheadRejected = "bulkhead_rejected",
         WouldReject = "would_reject",
     }
 }

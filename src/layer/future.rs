@@ -11,11 +11,13 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::body::RefusalBody;
+use super::bulkhead::{self, Entry};
 use super::observe::Decision;
 use super::settings::Settings;
 use super::{Hold, Reason, Rejection, SlotBody};
-use crate::limiter::{AcquireError, ProjectId, Slot};
+use crate::limiter::{AcquireError, Prepared, ProjectId, Slot};
 use crate::metrics::{End, Outcome};
+use crate::semaphore::{self, AcquireDeadline, Permit};
 use crate::store::Reply;
 use crate::trace::event;
 
@@ -43,7 +45,9 @@ pin_project! {
         S: Service<Request<B>>,
     {
         Called { call: Option<Call<S, B>> },
-        Acquiring { reply: Reply<Result<Slot, AcquireError>>, id: ProjectId, call: Option<Call<S, B>> },
+        Preparing { reply: Reply<Result<Prepared, AcquireError>>, who: Option<Who<S, B>> },
+        Entering { entry: Pin<Box<AcquireDeadline>>, prepared: Option<Prepared>, who: Option<Who<S, B>> },
+        Acquiring { reply: Reply<Result<Slot, AcquireError>>, permit: Option<Permit>, who: Option<Who<S, B>> },
         // The slot comes after the future: it is given back when that is gone.
         Running { #[pin] future: S::Future, slot: Option<Slot>, method: Method },
     }
@@ -54,6 +58,12 @@ struct Call<S, B> {
     parts: Parts,
     body: B,
     inner: S,
+}
+
+/// A request whose project is known.
+struct Who<S, B> {
+    id: ProjectId,
+    call: Call<S, B>,
 }
 
 /// What comes next, or the refusal that ends it.
@@ -71,33 +81,20 @@ impl<S: Service<Request<B>>, B> ResponseFuture<S, B> {
 
 impl<S: Service<Request<B>>, B> Call<S, B> {
     fn begin(self, settings: &Settings) -> Step<S, B> {
-        let id = match settings.who(&self.parts) {
-            Ok(Some(id)) => id,
+        match settings.who(&self.parts) {
+            Ok(Some(id)) => Who { id, call: self }.prepare(settings),
             Ok(None) => {
                 settings.limiter.meters().requests.get(Outcome::Skipped).add(1);
                 Decision::skipped(settings.limiter.name()).record();
-                return self.run(None);
+                self.run(None)
             }
-            Err(error) => return self.refused(settings, None, &error.into()),
-        };
-        match settings.limiter.start(&id, settings.how(&self.parts)).into_ready() {
-            Ok(answer) => self.decided(settings, &id, answer),
-            Err(reply) => Step::Next(State::Acquiring { reply, id, call: Some(self) }),
+            Err(error) => {
+                self.refused(settings, None, Rejection::new(settings.limiter.name(), &error.into()))
+            }
         }
     }
 
-    fn decided(self, settings: &Settings, id: &ProjectId, answer: Result<Slot, AcquireError>) -> Step<S, B> {
-        match answer {
-            Ok(slot) => {
-                Decision::admitted(settings.limiter.name(), id, &slot).record();
-                self.run(Some(slot))
-            }
-            Err(error) => self.refused(settings, Some(id), &error),
-        }
-    }
-
-    fn refused(self, settings: &Settings, id: Option<&ProjectId>, error: &AcquireError) -> Step<S, B> {
-        let rejection = Rejection::new(settings.limiter.name(), error);
+    fn refused(self, settings: &Settings, id: Option<&ProjectId>, rejection: Rejection) -> Step<S, B> {
         Decision::refused(&rejection, id, settings.shadow).record();
         // The limiter has counted its own refusals, except in shadow.
         let requests = &settings.limiter.meters().requests;
@@ -105,8 +102,10 @@ impl<S: Service<Request<B>>, B> Call<S, B> {
             requests.get(Outcome::WouldReject).add(1);
             return self.run(None);
         }
-        if let Reason::Key(_) = rejection.reason() {
-            requests.get(Outcome::InvalidKey).add(1);
+        match rejection.reason() {
+            Reason::Key(_) => requests.get(Outcome::InvalidKey).add(1),
+            Reason::Bulkhead => requests.get(Outcome::BulkheadRejected).add(1),
+            _ => {}
         }
         Step::Refused(settings.answer(rejection, &self.parts))
     }
@@ -122,6 +121,78 @@ impl<S: Service<Request<B>>, B> Call<S, B> {
     }
 }
 
+/// The steps in their order; each goes on to the next at once where it need not wait.
+impl<S: Service<Request<B>>, B> Who<S, B> {
+    fn prepare(self, settings: &Settings) -> Step<S, B> {
+        match settings.limiter.prepare(&self.id, settings.how(&self.call.parts)).into_ready() {
+            Ok(prepared) => self.prepared(settings, prepared),
+            Err(reply) => Step::Next(State::Preparing { reply, who: Some(self) }),
+        }
+    }
+
+    fn prepared(self, settings: &Settings, prepared: Result<Prepared, AcquireError>) -> Step<S, B> {
+        let prepared = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => return self.refused(settings, &error),
+        };
+        let Some(semaphore) = &settings.bulkhead else { return self.acquire(settings, None, prepared) };
+        match bulkhead::enter(semaphore, prepared.weight(), settings.bulkhead_wait) {
+            Entry::In(permit) => self.acquire(settings, Some(permit), prepared),
+            Entry::Refused(error) => self.kept_out(settings, error),
+            Entry::Waiting(entry) => {
+                Step::Next(State::Entering { entry, prepared: Some(prepared), who: Some(self) })
+            }
+        }
+    }
+
+    fn entered(
+        self,
+        settings: &Settings,
+        permit: Result<Permit, semaphore::AcquireError>,
+        prepared: Prepared,
+    ) -> Step<S, B> {
+        match permit {
+            Ok(permit) => self.acquire(settings, Some(permit), prepared),
+            Err(error) => self.kept_out(settings, error),
+        }
+    }
+
+    fn acquire(self, settings: &Settings, permit: Option<Permit>, prepared: Prepared) -> Step<S, B> {
+        match settings.limiter.claim(prepared).into_ready() {
+            Ok(answer) => self.decided(settings, permit, answer),
+            Err(reply) => Step::Next(State::Acquiring { reply, permit, who: Some(self) }),
+        }
+    }
+
+    fn decided(
+        self,
+        settings: &Settings,
+        permit: Option<Permit>,
+        answer: Result<Slot, AcquireError>,
+    ) -> Step<S, B> {
+        match answer {
+            Ok(slot) => {
+                Decision::admitted(settings.limiter.name(), &self.id, &slot).record();
+                if let Some(permit) = permit {
+                    slot.carry(permit);
+                }
+                self.call.run(Some(slot))
+            }
+            Err(error) => self.refused(settings, &error),
+        }
+    }
+
+    fn refused(self, settings: &Settings, error: &AcquireError) -> Step<S, B> {
+        let rejection = Rejection::new(settings.limiter.name(), error);
+        self.call.refused(settings, Some(&self.id), rejection)
+    }
+
+    fn kept_out(self, settings: &Settings, error: semaphore::AcquireError) -> Step<S, B> {
+        let rejection = Rejection::kept_out(settings.limiter.name(), error, settings.bulkhead_status);
+        self.call.refused(settings, Some(&self.id), rejection)
+    }
+}
+
 impl<S, B, ResBody, E> Future for ResponseFuture<S, B>
 where
     S: Service<Request<B>, Response = Response<ResBody>, Error = E>,
@@ -134,9 +205,18 @@ where
         loop {
             let step = match this.state.as_mut().project() {
                 StateProj::Called { call } => call.take().expect(POLLED_AGAIN).begin(this.settings),
-                StateProj::Acquiring { reply, id, call } => {
+                StateProj::Preparing { reply, who } => {
+                    let prepared = ready!(Pin::new(reply).poll(cx));
+                    who.take().expect(POLLED_AGAIN).prepared(this.settings, prepared)
+                }
+                StateProj::Entering { entry, prepared, who } => {
+                    let permit = ready!(entry.as_mut().poll(cx));
+                    let prepared = prepared.take().expect(POLLED_AGAIN);
+                    who.take().expect(POLLED_AGAIN).entered(this.settings, permit, prepared)
+                }
+                StateProj::Acquiring { reply, permit, who } => {
                     let answer = ready!(Pin::new(reply).poll(cx));
-                    call.take().expect(POLLED_AGAIN).decided(this.settings, id, answer)
+                    who.take().expect(POLLED_AGAIN).decided(this.settings, permit.take(), answer)
                 }
                 StateProj::Running { future, slot, method } => {
                     let result = ready!(poll_holding(future, slot, cx));
@@ -220,6 +300,8 @@ impl<S: Service<Request<B>>, B> fmt::Debug for ResponseFuture<S, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.state {
             State::Called { .. } => "called",
+            State::Preparing { .. } => "preparing",
+            State::Entering { .. } => "entering",
             State::Acquiring { .. } => "acquiring",
             State::Running { .. } => "running",
         };

@@ -1,16 +1,19 @@
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
+use http::StatusCode;
 use http::request::Parts;
 use tower_layer::Layer;
 
 use super::body::RefusalBody;
-use super::key::KeyExtractor;
+use super::key::{Everyone, KeyExtractor};
 use super::reject::{Problems, RejectResponse, check_problem_type};
 use super::settings::Settings;
 use super::{ConcurrencyLimit, Hold, OnMissing, Rejection};
 use crate::error::ConfigError;
 use crate::limiter::{Limit, Limiter};
+use crate::semaphore::Semaphore;
 #[cfg(feature = "redis")]
 use crate::store::redis::RedisStore;
 use crate::store::{MemoryStore, SlotStore};
@@ -54,6 +57,23 @@ impl ConcurrencyLimitLayer {
     #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
     pub fn redis(store: impl Into<RedisStore>, limit: impl Into<Limit>) -> Self {
         Self::on_store(store.into(), limit.into())
+    }
+
+    /// A layer that limits what this process runs at once, whoever asks, and nothing else.
+    ///
+    /// All requests share the semaphore; no request needs an id.
+    ///
+    /// ```
+    /// use tower_slots::{ConcurrencyLimitLayer, semaphore::Semaphore};
+    ///
+    /// # fn run() -> Result<(), Box<dyn std::error::Error>> {
+    /// let layer = ConcurrencyLimitLayer::bulkhead_only(Semaphore::builder(64).build()?);
+    /// # Ok(()) }
+    /// # run().unwrap();
+    /// ```
+    pub fn bulkhead_only(semaphore: Semaphore) -> Self {
+        let limiter = Limiter::builder(MemoryStore::new()).name("bulkhead").limit(Limit::Unlimited);
+        Self::new(limiter.build_unchecked()).key(Everyone::default()).bulkhead(semaphore)
     }
 
     fn on_store(store: impl SlotStore, limit: Limit) -> Self {
@@ -106,6 +126,44 @@ impl ConcurrencyLimitLayer {
     /// Until when a request holds its slot. Default [`Hold::Body`].
     pub fn hold(self, hold: Hold) -> Self {
         self.with(|settings| settings.hold = hold)
+    }
+
+    /// Puts a local semaphore in front of the limiter: a cap on what this process runs at once, of
+    /// all projects together.
+    ///
+    /// A request takes a permit of its weight first, and its slot then; if the slot is refused, the
+    /// permit goes back. The permit lives exactly as long as the slot. A full bulkhead is not the
+    /// caller's fault: 503. Once the semaphore is [closed](Semaphore::close), requests are refused at
+    /// once, those in flight go on, and [`wait_idle`](Semaphore::wait_idle) tells when they are done.
+    ///
+    /// For a cap per project within one process, use a limiter over a [`MemoryStore`].
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_slots::{ConcurrencyLimitLayer, Limiter, MemoryStore, semaphore::Semaphore};
+    ///
+    /// # fn run() -> Result<(), Box<dyn std::error::Error>> {
+    /// // 10 of each project (over the fleet, with a `RedisStore`), 64 of all together in this process.
+    /// let limiter = Limiter::builder(MemoryStore::new()).limit(10).build()?;
+    /// let layer = ConcurrencyLimitLayer::new(limiter)
+    ///     .bulkhead(Semaphore::builder(64).max_waiters(128).build()?)
+    ///     .bulkhead_wait(Duration::from_millis(200));
+    /// # Ok(()) }
+    /// # run().unwrap();
+    /// ```
+    pub fn bulkhead(self, semaphore: Semaphore) -> Self {
+        self.with(|settings| settings.bulkhead = Some(semaphore))
+    }
+
+    /// How long a request waits in the [bulkhead](Self::bulkhead)'s queue, in the order of arrival, if
+    /// that has room. Default: not at all.
+    pub fn bulkhead_wait(self, most: Duration) -> Self {
+        self.with(|settings| settings.bulkhead_wait = Some(most))
+    }
+
+    /// The status that answers a full [bulkhead](Self::bulkhead). Default 503.
+    pub fn bulkhead_status(self, status: StatusCode) -> Self {
+        self.with(|settings| settings.bulkhead_status = status)
     }
 
     /// Makes the answer to refused requests. Default: a problem document, see the

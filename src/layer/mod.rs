@@ -29,11 +29,13 @@
 //! 1. CORS preflights (`OPTIONS` with `Access-Control-Request-Method`) and what
 //!    [`skip`](ConcurrencyLimitLayer::skip) exempts go straight on, without a slot.
 //! 2. The [`key`] says whose request it is. Without an id, [`OnMissing`] decides.
-//! 3. The [`Limiter`](crate::Limiter) grants a slot or refuses it. The request's body is not touched
+//! 3. The [`bulkhead`](ConcurrencyLimitLayer::bulkhead), if there is one, gives a permit: this process's
+//!    own cap. It goes back if the slot is refused, and otherwise lives as long as the slot.
+//! 4. The [`Limiter`](crate::Limiter) grants a slot or refuses it. The request's body is not touched
 //!    before. Nothing is acquired in `poll_ready`, which is the inner service's own.
-//! 4. The inner service runs. In the request's extensions stands a [`SlotHandle`](crate::SlotHandle),
+//! 5. The inner service runs. In the request's extensions stands a [`SlotHandle`](crate::SlotHandle),
 //!    unless the request passed without a slot.
-//! 5. The slot is given back, once, with the first of: the inner service's error, a panic, the
+//! 6. The slot is given back, once, with the first of: the inner service's error, a panic, the
 //!    response future dropped; the body ends, fails, yields trailers or a frame after which it says
 //!    that it is at its end; the body dropped. So a stream holds its slot for as long as it streams.
 //!    With [`Hold::Head`] it is given back when the head of the response is ready.
@@ -45,7 +47,7 @@
 //! | [`Reason`] | status | `Retry-After` |
 //! |---|---|---|
 //! | [`Saturated`](Reason::Saturated) | 429 | yes |
-//! | [`Unavailable`](Reason::Unavailable), [`Closed`](Reason::Closed) | 503 | yes |
+//! | [`Unavailable`](Reason::Unavailable), [`Closed`](Reason::Closed), [`Bulkhead`](Reason::Bulkhead) | 503 | yes |
 //! | [`Key`](Reason::Key), [`Weight`](Reason::Weight) | 400 (500 where the [`key`] itself cannot work) | no |
 //!
 //! The body is a problem document (RFC 9457, `application/problem+json`) that holds nothing the
@@ -100,6 +102,7 @@
 #[cfg(feature = "axum")]
 mod axum;
 mod body;
+mod bulkhead;
 mod future;
 mod hold;
 pub mod key;

@@ -39,6 +39,7 @@ impl<'a> Decision<'a> {
             Reason::Saturated => Outcome::Rejected.label(),
             Reason::Unavailable => Outcome::FailClosed.label(),
             Reason::Key(_) => Outcome::InvalidKey.label(),
+            Reason::Bulkhead => Outcome::BulkheadRejected.label(),
             Reason::Closed => "closed",
             Reason::Weight => "weight",
         };

@@ -1,14 +1,16 @@
 use std::sync::{Arc, Once};
+use std::time::Duration;
 
 use http::header::ACCESS_CONTROL_REQUEST_METHOD;
 use http::request::Parts;
-use http::{Method, Response};
+use http::{Method, Response, StatusCode};
 
 use super::body::RefusalBody;
 use super::key::{Header, KeyExtractor};
 use super::reject::Problems;
 use super::{Hold, OnMissing, Rejection};
 use crate::limiter::{Acquire, KeyError, Limiter, ProjectId};
+use crate::semaphore::Semaphore;
 
 pub(super) type Weigh = dyn Fn(&Parts) -> u32 + Send + Sync;
 pub(super) type Exempt = dyn Fn(&Parts) -> bool + Send + Sync;
@@ -23,6 +25,11 @@ pub(super) struct Settings {
     pub(super) weigh: Option<Arc<Weigh>>,
     pub(super) exempt: Option<Arc<Exempt>>,
     pub(super) hold: Hold,
+    pub(super) bulkhead: Option<Semaphore>,
+    /// How long a request may queue for a permit; `None`: not at all.
+    pub(super) bulkhead_wait: Option<Duration>,
+    /// The answer where the bulkhead is full.
+    pub(super) bulkhead_status: StatusCode,
     pub(super) on_reject: Option<Arc<OnReject>>,
     pub(super) problems: Problems,
     pub(super) shadow: bool,
@@ -39,6 +46,9 @@ impl Settings {
             weigh: None,
             exempt: None,
             hold: Hold::Body,
+            bulkhead: None,
+            bulkhead_wait: None,
+            bulkhead_status: StatusCode::SERVICE_UNAVAILABLE,
             on_reject: None,
             shadow: false,
             unheld_warning: Arc::new(Once::new()),

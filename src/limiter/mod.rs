@@ -177,20 +177,37 @@ impl Limiter {
     }
 
     /// The acquire, begun; ready at once where nothing has to be waited for.
-    pub(crate) fn start(&self, id: &str, how: Acquire) -> Reply<Result<Slot, AcquireError>> {
+    fn start(&self, id: &str, how: Acquire) -> Reply<Result<Slot, AcquireError>> {
+        match self.prepare(id, how).into_ready() {
+            Ok(Ok(prepared)) => self.claim(prepared),
+            Ok(Err(error)) => Reply::ready(Err(error)),
+            Err(reply) => {
+                let limiter = self.clone();
+                Reply::later(async move { limiter.claim(reply.await?).await })
+            }
+        }
+    }
+
+    /// All that comes before the store is asked: the checks, and the limit.
+    pub(crate) fn prepare(&self, id: &str, how: Acquire) -> Reply<Result<Prepared, AcquireError>> {
         let core = &self.core;
         let key = match core.check(id, how.weight) {
             Ok(key) => key,
             Err(error) => return Reply::ready(Err(error)),
         };
         if let Some(limit) = core.limits.known(id, core.meters()) {
-            return core.claim(key, how, limit);
+            return Reply::ready(Ok(Prepared { key, how, limit }));
         }
         let (core, id) = (Arc::clone(core), ProjectId::new(id));
         Reply::later(async move {
             let limit = core.limits.resolve(id?, &core.terms).await;
-            core.claim(key, how, limit).await
+            Ok(Prepared { key, how, limit })
         })
+    }
+
+    /// Asks the store, where the limit needs it.
+    pub(crate) fn claim(&self, prepared: Prepared) -> Reply<Result<Slot, AcquireError>> {
+        self.core.claim(prepared)
     }
 
     pub(crate) fn meters(&self) -> &Meters {
@@ -201,6 +218,19 @@ impl Limiter {
 impl fmt::Debug for Limiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Limiter").field("terms", &self.core.terms).finish_non_exhaustive()
+    }
+}
+
+/// An acquire whose limit is known.
+pub(crate) struct Prepared {
+    key: Key,
+    how: Acquire,
+    limit: Limit,
+}
+
+impl Prepared {
+    pub(crate) fn weight(&self) -> u32 {
+        self.how.weight
     }
 }
 
@@ -279,7 +309,8 @@ impl Core {
         Ok(key)
     }
 
-    fn claim(self: &Arc<Self>, key: Key, how: Acquire, limit: Limit) -> Reply<Result<Slot, AcquireError>> {
+    fn claim(self: &Arc<Self>, prepared: Prepared) -> Reply<Result<Slot, AcquireError>> {
+        let Prepared { key, how, limit } = prepared;
         let (held, weight) = (Held::new(self, key, how), how.weight);
         // Once more, now that `shutdown` would wait for this guard: it may have begun meanwhile.
         if self.closed.load(Ordering::SeqCst) {

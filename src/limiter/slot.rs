@@ -1,12 +1,13 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use super::{Acquire, Core, Limit};
 use crate::metrics::End;
+use crate::semaphore::Permit;
 use crate::store::{Holder, Key, Lost, SlotId, SlotStore, StoreError};
 
 /// Where a slot comes from.
@@ -109,6 +110,12 @@ impl Slot {
             Some(confirmed) => confirmed.await,
             None => Ok(()),
         }
+    }
+
+    /// Keeps a permit of the process's own bulkhead for as long as the slot is kept.
+    pub(crate) fn carry(&self, permit: Permit) {
+        // A slot is acquired once, and with it its permit.
+        let _ = self.held.permit.set(permit);
     }
 
     /// How the hold will have ended, for the metrics; a slot that is lost stays so.
@@ -238,6 +245,8 @@ pub(super) struct Held {
     /// How the hold ends: an [`End`].
     end: AtomicU8,
     loss: Mutex<Loss>,
+    /// Released after the slot: fields are dropped after `Drop` has run.
+    permit: OnceLock<Permit>,
 }
 
 #[derive(Default)]
@@ -270,6 +279,7 @@ impl Held {
             granted: AtomicBool::new(false),
             end: AtomicU8::new(End::Dropped as u8),
             loss: Mutex::default(),
+            permit: OnceLock::new(),
         })
     }
 

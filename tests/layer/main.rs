@@ -5,6 +5,7 @@ mod attach;
 #[cfg(feature = "axum")]
 mod axum_types;
 mod bounds;
+mod bulkhead;
 mod hold;
 mod observed;
 mod support;

@@ -24,11 +24,13 @@
 //! });
 //! ```
 
+mod everyone;
 mod extension;
 mod header;
 
 use http::request::Parts;
 
+pub(super) use self::everyone::Everyone;
 pub use self::extension::{Extension, ReadId, extension};
 pub use self::header::{Header, header};
 use crate::limiter::{KeyError, ProjectId};

@@ -10,6 +10,7 @@ use http_body::Body;
 pub(super) use self::problem::Problems;
 use crate::error::ConfigError;
 use crate::limiter::{AcquireError, KeyError};
+use crate::semaphore;
 
 /// When to come back where nothing is known about it: another process, or this one a moment later,
 /// may answer.
@@ -26,6 +27,7 @@ pub struct Rejection {
     active: Option<u32>,
     limit: Option<u32>,
     retry_after: Option<Duration>,
+    status: StatusCode,
 }
 
 /// Why a request was refused.
@@ -36,8 +38,11 @@ pub enum Reason {
     Saturated,
     /// The store cannot answer, and the limiter refuses in an outage: 503.
     Unavailable,
-    /// The limiter is shutting down: 503.
+    /// The limiter is shutting down, or the bulkhead was closed: 503.
     Closed,
+    /// The process's own bulkhead is full, which is not this caller's fault: 503, unless
+    /// [`bulkhead_status`](crate::ConcurrencyLimitLayer::bulkhead_status) says otherwise.
+    Bulkhead,
     /// The request's weight can never be admitted: 400, since a 429 would be retried for ever.
     Weight,
     /// The project id is missing or unusable: 400, or 500 for [`KeyError::Unusable`].
@@ -46,16 +51,43 @@ pub enum Reason {
 
 impl Rejection {
     pub(super) fn new(policy: &'static str, error: &AcquireError) -> Self {
-        let (reason, active, limit, retry_after) = match *error {
-            AcquireError::Saturated { active, limit, retry_after } => {
-                (Reason::Saturated, Some(active), Some(limit), Some(retry_after))
+        let refused =
+            |reason, status| Self { reason, policy, status, active: None, limit: None, retry_after: None };
+        match *error {
+            AcquireError::Saturated { active, limit, retry_after } => Self {
+                active: Some(active),
+                limit: Some(limit),
+                retry_after: Some(retry_after),
+                ..refused(Reason::Saturated, StatusCode::TOO_MANY_REQUESTS)
+            },
+            AcquireError::Unavailable(_) => Self::soon(policy, Reason::Unavailable),
+            AcquireError::Closed => Self::soon(policy, Reason::Closed),
+            AcquireError::Weight { most, .. } => {
+                Self { limit: Some(most), ..refused(Reason::Weight, StatusCode::BAD_REQUEST) }
             }
-            AcquireError::Unavailable(_) => (Reason::Unavailable, None, None, Some(RETRY_SOON)),
-            AcquireError::Closed => (Reason::Closed, None, None, Some(RETRY_SOON)),
-            AcquireError::Weight { most, .. } => (Reason::Weight, None, Some(most), None),
-            AcquireError::Key(error) => (Reason::Key(error), None, None, None),
-        };
-        Self { reason, policy, active, limit, retry_after }
+            AcquireError::Key(KeyError::Unusable) => {
+                refused(Reason::Key(KeyError::Unusable), StatusCode::INTERNAL_SERVER_ERROR)
+            }
+            AcquireError::Key(error) => refused(Reason::Key(error), StatusCode::BAD_REQUEST),
+        }
+    }
+
+    /// The bulkhead has not let a request in; a full one is answered with `status`.
+    pub(super) fn kept_out(policy: &'static str, error: semaphore::AcquireError, status: StatusCode) -> Self {
+        match error {
+            semaphore::AcquireError::Closed => Self::soon(policy, Reason::Closed),
+            semaphore::AcquireError::Oversize { weight, capacity } => {
+                let [weight, most] = [weight, capacity].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+                Self::new(policy, &AcquireError::Weight { weight, most })
+            }
+            _ => Self { status, ..Self::soon(policy, Reason::Bulkhead) },
+        }
+    }
+
+    /// A refusal that may be over in a moment.
+    fn soon(policy: &'static str, reason: Reason) -> Self {
+        let (status, retry_after) = (StatusCode::SERVICE_UNAVAILABLE, Some(RETRY_SOON));
+        Self { reason, policy, status, active: None, limit: None, retry_after }
     }
 
     /// Why.
@@ -67,12 +99,7 @@ impl Rejection {
     /// The status of the answer that is given without a hook.
     #[must_use]
     pub fn status(&self) -> StatusCode {
-        match self.reason {
-            Reason::Saturated => StatusCode::TOO_MANY_REQUESTS,
-            Reason::Unavailable | Reason::Closed => StatusCode::SERVICE_UNAVAILABLE,
-            Reason::Key(KeyError::Unusable) => StatusCode::INTERNAL_SERVER_ERROR,
-            Reason::Weight | Reason::Key(_) => StatusCode::BAD_REQUEST,
-        }
+        self.status
     }
 
     /// Slots of the project in use, for [`Reason::Saturated`]. Not for the client's eyes.

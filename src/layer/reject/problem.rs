@@ -48,13 +48,17 @@ impl Problems {
     fn document(&self, rejection: &Rejection) -> Bytes {
         match rejection.reason() {
             Reason::Saturated => self.saturated.clone(),
-            Reason::Unavailable | Reason::Closed => {
-                Bytes::from_static(br#"{"type":"about:blank","title":"Service Unavailable","status":503}"#)
-            }
+            Reason::Unavailable | Reason::Closed | Reason::Bulkhead => without_detail(rejection),
             Reason::Weight => with_detail(rejection, "the request has a weight that can never be admitted"),
             Reason::Key(error) => with_detail(rejection, &error.to_string()),
         }
     }
+}
+
+fn without_detail(rejection: &Rejection) -> Bytes {
+    let status = rejection.status();
+    let title = status.canonical_reason().unwrap_or_default();
+    format!(r#"{{"type":"about:blank","title":"{title}","status":{}}}"#, status.as_u16()).into()
 }
 
 /// `detail` is a text of our own: nothing in it has to be escaped.
