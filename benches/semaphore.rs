@@ -230,11 +230,14 @@ struct Settings {
     time: Duration,
 }
 
+/// A row, bound to one contender's semaphore.
+type Contest = Box<dyn FnMut(u32) -> (Duration, u32)>;
+
 /// The median time of one operation, for each contender; their rounds alternate.
 struct Rows<'a> {
     settings: &'a Settings,
     name: &'static str,
-    contenders: Vec<(&'static str, Box<dyn FnMut(u32) -> (Duration, u32)>)>,
+    contenders: Vec<(&'static str, Contest)>,
 }
 
 impl<'a> Rows<'a> {

@@ -41,7 +41,7 @@ fn main() {
 
 /// Queue, release, collect: the weight goes from one to the next.
 fn hand_over(semaphore: &Semaphore, times: u32) {
-    let mut held: Option<Permit<'_>> = semaphore.try_acquire(4).expect("a valid weight");
+    let mut held: Option<Permit> = semaphore.try_acquire(4).expect("a valid weight");
     for _ in 0..times {
         let mut next = semaphore.acquire(4);
         assert!(poll(&mut next).is_pending());
