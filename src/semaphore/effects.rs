@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 
 use super::event::Event;
+use super::queue::Surplus;
 use super::slab::Slab;
 
 /// Called with every event.
@@ -22,16 +23,17 @@ pub(super) struct Effects {
 #[derive(Debug, Default)]
 struct More {
     wakers: Vec<Waker>,
-    idle: Slab<Waker>,
+    idle: Slab<Option<Waker>>,
+    surplus: Option<Surplus>,
     events: Vec<Event>,
 }
 
 impl Effects {
     #[inline]
-    pub(super) fn wake(&mut self, waker: Waker) {
+    pub(super) fn wake(&mut self, waker: Option<Waker>) {
         match self.waker {
-            None => self.waker = Some(waker),
-            Some(_) => self.more().wakers.push(waker),
+            None => self.waker = waker,
+            Some(_) => self.more().wakers.extend(waker),
         }
     }
 
@@ -41,8 +43,13 @@ impl Effects {
         }
     }
 
-    pub(super) fn wake_idle(&mut self, waiting: Slab<Waker>) {
+    pub(super) fn wake_idle(&mut self, waiting: Slab<Option<Waker>>) {
         self.more().idle = waiting;
+    }
+
+    #[cold]
+    pub(super) fn free(&mut self, surplus: Surplus) {
+        self.more().surplus = Some(surplus);
     }
 
     pub(super) fn observe(&mut self, event: Event) {
@@ -53,6 +60,12 @@ impl Effects {
     /// others from their turn, and a panic ends here.
     #[inline]
     pub(super) fn run(self, observer: Option<&Observer>) {
+        if self.waker.is_some() || self.more.is_some() {
+            self.run_some(observer);
+        }
+    }
+
+    fn run_some(self, observer: Option<&Observer>) {
         if let Some(waker) = self.waker {
             contained(|| waker.wake());
         }
@@ -61,6 +74,7 @@ impl Effects {
         }
     }
 
+    #[cold]
     fn more(&mut self) -> &mut More {
         self.more.get_or_insert_default()
     }
@@ -68,9 +82,10 @@ impl Effects {
 
 impl More {
     fn run(self, observer: Option<&Observer>) {
-        for waker in self.wakers.into_iter().chain(self.idle.into_values()) {
+        for waker in self.wakers.into_iter().chain(self.idle.into_values().flatten()) {
             contained(|| waker.wake());
         }
+        drop(self.surplus);
         if let Some(observer) = observer {
             self.events.iter().for_each(|event| contained(|| observer(event)));
         }

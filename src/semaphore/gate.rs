@@ -24,8 +24,10 @@ use super::word::{CLOSED, Layout, SHUT};
 /// Invariants:
 /// - While the word says [`SHUT`] it is written under the lock alone, and `state` is the truth.
 ///   While it does not, the word is the truth for the acquired weight, the admissions and the
-///   rejections, and `state` for the rest. Whoever changes the state shuts the gate first, and opens
-///   it before unlocking, unless the state is [needed](State::needed).
+///   rejections, and `state` for the rest. Whoever changes the state shuts the gate first.
+/// - While the state is [needed](State::needed) the gate is shut. It is opened by the first change that
+///   neither finds nor leaves it needed: one late, so that a queue that is empty now and then does
+///   not pay for an opening each time.
 /// - `base`, the number of admissions that the word does not count, changes under the lock while the
 ///   gate is shut, and only when the word's count is full.
 /// - No waker, no observer and no destructor of a waker runs under the lock.
@@ -75,9 +77,14 @@ impl Gate {
     }
 
     /// As if so many permits had come and gone.
-    #[cfg(all(test, slots_loom))]
+    #[cfg(all(test, not(slots_shuttle)))]
     pub(super) fn skip_admissions(&self, admissions: u64) {
         self.change(|state, _| state.admissions += admissions);
+    }
+
+    #[cfg(all(test, not(any(slots_loom, slots_shuttle))))]
+    pub(super) fn is_open(&self) -> bool {
+        self.word.load(Acquire) & SHUT == 0
     }
 
     pub(super) fn capacity(&self) -> i64 {
@@ -151,21 +158,23 @@ impl Gate {
 
     /// How the wait of a queued caller ended, if it has; otherwise `waker` will be told.
     pub(super) fn look(&self, ticket: Ticket, waker: &Waker) -> Option<Verdict> {
-        let mut fresh = None;
         loop {
             let mut state = self.lock();
-            match state.queue.look(ticket, waker, &mut fresh) {
+            match state.queue.look(ticket, waker) {
+                Look::Waiting => return None,
                 Look::Over(verdict) => {
                     let surplus = state.queue.surplus();
                     drop(state);
                     drop(surplus);
                     return Some(verdict);
                 }
-                Look::Waiting => return None,
-                Look::WakerChanged => {
-                    drop(state);
-                    fresh = Some(waker.clone());
-                }
+                Look::WakerChanged => drop(state),
+            }
+            let fresh = waker.clone();
+            // Not to be asked again afterwards: a waker need not recognise its own clone.
+            let changed = self.lock().queue.change_waker(ticket, fresh);
+            if changed.is_ok() {
+                return None;
             }
         }
     }
@@ -187,7 +196,7 @@ impl Gate {
             if let Err(Verdict::Granted(id)) = left {
                 state.release(id, weight, effects);
             }
-            (left, state.queue.surplus())
+            left
         });
         drop(left);
     }
@@ -211,17 +220,20 @@ impl Gate {
 
     /// The same place if the wait goes on; then `waker` will be told of its end.
     pub(super) fn look_idle(&self, place: Place, waker: &Waker) -> Option<Place> {
-        let mut fresh = None;
         loop {
-            let mut state = self.lock();
+            let state = self.lock();
             if state.idle.is_over(place) {
                 return None;
             }
-            if !state.idle.waker_changed(place, waker, &mut fresh) {
+            if state.idle.will_wake(place, waker) {
                 return Some(place);
             }
             drop(state);
-            fresh = Some(waker.clone());
+            let fresh = waker.clone();
+            let changed = self.lock().idle.change_waker(place, fresh);
+            if changed.is_ok() {
+                return Some(place);
+            }
         }
     }
 
@@ -309,8 +321,11 @@ impl Gate {
         let mut effects = Effects::default();
         let mut state = self.lock();
         self.shut(&mut state);
+        let was_needed = state.needed();
         let result = change(&mut state, &mut effects);
-        self.open_unless_needed(&state);
+        if !was_needed && !state.needed() {
+            self.open(&state);
+        }
         drop(state);
         effects.run(self.observer.as_deref());
         result
@@ -327,11 +342,7 @@ impl Gate {
         }
     }
 
-    #[inline]
-    fn open_unless_needed(&self, state: &State) {
-        if state.needed() {
-            return;
-        }
+    fn open(&self, state: &State) {
         let mut counted = state.admissions - self.base.load(Relaxed);
         if counted > self.layout.most_admissions() {
             self.base.store(state.admissions, Release);

@@ -17,7 +17,7 @@ use super::slab::Slab;
 /// was acquired since.
 #[derive(Debug, Default)]
 pub(super) struct Idle {
-    waiting: Slab<Waker>,
+    waiting: Slab<Option<Waker>>,
     drains: u64,
 }
 
@@ -30,31 +30,38 @@ pub(super) struct Place {
 
 impl Idle {
     pub(super) fn is_empty(&self) -> bool {
-        self.waiting.len() == 0
+        self.waiting.taken() == 0
     }
 
     pub(super) fn join(&mut self, waker: Waker) -> Place {
-        Place { index: self.waiting.insert(waker), drain: self.drains }
+        let index = self.waiting.take();
+        *self.waiting.get_mut(index) = Some(waker);
+        Place { index, drain: self.drains }
     }
 
     pub(super) fn is_over(&self, place: Place) -> bool {
         place.drain != self.drains
     }
 
-    /// Whether the waker in a place that is not over differs from `current`. With `fresh`, a clone of
-    /// `current`, it is replaced, and the old one put in its place.
-    pub(super) fn waker_changed(&mut self, place: Place, current: &Waker, fresh: &mut Option<Waker>) -> bool {
-        let waker = self.waiting.get_mut(place.index);
-        if waker.will_wake(current) {
-            return false;
+    /// Whether a place that is not over is to wake `waker`.
+    pub(super) fn will_wake(&self, place: Place, waker: &Waker) -> bool {
+        self.waiting.get(place.index).as_ref().is_some_and(|held| held.will_wake(waker))
+    }
+
+    /// Another waker for a place: the old one, or the new one if the wait is over.
+    pub(super) fn change_waker(&mut self, place: Place, waker: Waker) -> Result<Option<Waker>, Waker> {
+        if self.is_over(place) {
+            return Err(waker);
         }
-        let Some(fresh) = fresh else { return true };
-        mem::swap(fresh, waker);
-        false
+        Ok(self.waiting.get_mut(place.index).replace(waker))
     }
 
     pub(super) fn leave(&mut self, place: Place) -> Option<Waker> {
-        (!self.is_over(place)).then(|| self.waiting.remove(place.index))
+        if self.is_over(place) {
+            return None;
+        }
+        self.waiting.free(place.index);
+        self.waiting.get_mut(place.index).take()
     }
 
     /// Nothing is held: everyone who waits is done.

@@ -60,6 +60,8 @@ mod slab;
 mod snapshot;
 mod state;
 mod sync;
+#[cfg(all(test, not(any(slots_loom, slots_shuttle))))]
+mod tests;
 mod word;
 
 use std::fmt;

@@ -5,28 +5,6 @@ use std::task::Waker;
 use super::permit::PermitId;
 use super::slab::{NONE, Slab};
 
-/// What became of a caller that joined the queue.
-#[derive(Debug)]
-enum Waiter {
-    Queued(Queued),
-    /// It has its permit, and does not know yet.
-    Granted(PermitId),
-    /// The semaphore was closed while it waited.
-    Closed,
-}
-
-#[derive(Debug)]
-struct Queued {
-    waker: Waker,
-    weight: i64,
-    before: u32,
-    after: u32,
-}
-
-/// Where a caller stands: to be given back exactly once, through [`Queue::look`] or [`Queue::leave`].
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Ticket(u32);
-
 /// How a wait ended.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Verdict {
@@ -34,19 +12,36 @@ pub(super) enum Verdict {
     Closed,
 }
 
-/// What a waiting caller sees.
+/// Where a caller stands: to be spent exactly once, through [`Queue::look`] or [`Queue::leave`].
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ticket(u32);
+
+/// What a caller sees that looks whether its wait is over.
 pub(super) enum Look {
-    /// The wait is over, and the ticket spent.
+    /// It is, and the ticket is spent.
     Over(Verdict),
     Waiting,
-    /// Waiting, and the waker that the queue holds is not the caller's.
+    /// It waits, and the queue holds another waker than the caller's.
     WakerChanged,
+}
+
+/// Memory that the queue no longer needs.
+pub(super) type Surplus = Slab<Waiter>;
+
+#[derive(Debug, Default)]
+pub(super) struct Waiter {
+    /// There is one while the caller waits.
+    waker: Option<Waker>,
+    weight: i64,
+    before: u32,
+    after: u32,
+    verdict: Option<Verdict>,
 }
 
 /// Callers in the order they came.
 ///
-/// Invariants: exactly the `Queued` entries of the slab are linked, from `head` to `tail`, and `len`
-/// counts them. `Granted` and `Closed` entries only wait for their callers to look.
+/// Invariants: exactly the entries without a verdict are linked, from `head` to `tail`, and `len`
+/// counts them. Those with one only wait for their callers to look.
 #[derive(Debug)]
 pub(super) struct Queue {
     entries: Slab<Waiter>,
@@ -75,104 +70,96 @@ impl Queue {
     /// What the first in line wants.
     #[inline]
     pub(super) fn head_weight(&self) -> Option<i64> {
-        (self.head != NONE).then(|| self.queued(self.head).weight)
+        (self.head != NONE).then(|| self.entries.get(self.head).weight)
     }
 
     #[inline]
     pub(super) fn join(&mut self, waker: Waker, weight: i64) -> Ticket {
-        let entry = Waiter::Queued(Queued { waker, weight, before: self.tail, after: NONE });
-        let index = self.entries.insert(entry);
-        match self.tail {
+        let (index, before) = (self.entries.take(), self.tail);
+        let entry = self.entries.get_mut(index);
+        entry.waker = Some(waker);
+        entry.weight = weight;
+        entry.before = before;
+        entry.after = NONE;
+        entry.verdict = None;
+        match before {
             NONE => self.head = index,
-            tail => self.queued_mut(tail).after = index,
+            before => self.entries.get_mut(before).after = index,
         }
         self.tail = index;
         self.len += 1;
         Ticket(index)
     }
 
-    /// Ends the wait of the first in line; the caller wakes it.
+    /// Ends the wait of the first in line: its weight, and its waker for the caller to wake.
     #[inline]
-    pub(super) fn settle_head(&mut self, verdict: Verdict) -> Option<(Waker, i64)> {
+    pub(super) fn settle_head(&mut self, verdict: Verdict) -> Option<(i64, Option<Waker>)> {
         let index = self.head;
         if index == NONE {
             return None;
         }
-        let settled = match verdict {
-            Verdict::Granted(id) => Waiter::Granted(id),
-            Verdict::Closed => Waiter::Closed,
-        };
-        match std::mem::replace(self.entries.get_mut(index), settled) {
-            Waiter::Queued(queued) => {
-                self.unlink(&queued);
-                Some((queued.waker, queued.weight))
+        let entry = self.entries.get_mut(index);
+        entry.verdict = Some(verdict);
+        let settled = (entry.weight, entry.waker.take());
+        self.unlink(index);
+        Some(settled)
+    }
+
+    /// What became of the holder of `ticket`, whose waker is `current`.
+    #[inline]
+    pub(super) fn look(&mut self, ticket: Ticket, current: &Waker) -> Look {
+        let entry = self.entries.get(ticket.0);
+        match (entry.verdict, &entry.waker) {
+            (Some(verdict), _) => {
+                self.entries.free(ticket.0);
+                Look::Over(verdict)
             }
-            _ => unreachable!("the head of the queue does not wait"),
+            (None, Some(waker)) if waker.will_wake(current) => Look::Waiting,
+            (None, _) => Look::WakerChanged,
         }
     }
 
-    /// What became of the holder of `ticket`. With `fresh`, a clone of `current`, a changed waker is
-    /// replaced, and the old one put in its place.
-    pub(super) fn look(&mut self, ticket: Ticket, current: &Waker, fresh: &mut Option<Waker>) -> Look {
-        let verdict = match self.entries.get_mut(ticket.0) {
-            Waiter::Queued(queued) if queued.waker.will_wake(current) => return Look::Waiting,
-            Waiter::Queued(queued) => {
-                let Some(fresh) = fresh else { return Look::WakerChanged };
-                std::mem::swap(fresh, &mut queued.waker);
-                return Look::Waiting;
-            }
-            Waiter::Granted(id) => Verdict::Granted(*id),
-            Waiter::Closed => Verdict::Closed,
-        };
-        self.entries.remove(ticket.0);
-        Look::Over(verdict)
+    /// Another waker for the holder of `ticket`: the old one, or the new one if its wait is over.
+    pub(super) fn change_waker(&mut self, ticket: Ticket, waker: Waker) -> Result<Option<Waker>, Waker> {
+        let entry = self.entries.get_mut(ticket.0);
+        match entry.verdict {
+            None => Ok(entry.waker.replace(waker)),
+            Some(_) => Err(waker),
+        }
     }
 
     /// Takes the holder of `ticket` out, wherever it stands: its waker, unless its wait was over.
     #[inline]
-    pub(super) fn leave(&mut self, ticket: Ticket) -> Result<Waker, Verdict> {
-        match self.entries.remove(ticket.0) {
-            Waiter::Queued(queued) => {
-                self.unlink(&queued);
-                Ok(queued.waker)
-            }
-            Waiter::Granted(id) => Err(Verdict::Granted(id)),
-            Waiter::Closed => Err(Verdict::Closed),
+    pub(super) fn leave(&mut self, ticket: Ticket) -> Result<Option<Waker>, Verdict> {
+        let entry = self.entries.get_mut(ticket.0);
+        let left = match entry.verdict {
+            Some(verdict) => Err(verdict),
+            None => Ok(entry.waker.take()),
+        };
+        if left.is_ok() {
+            self.unlink(ticket.0);
         }
+        self.entries.free(ticket.0);
+        left
     }
 
     /// See [`Slab::surplus`].
     #[inline]
-    pub(super) fn surplus(&mut self) -> Option<impl Sized + use<>> {
+    pub(super) fn surplus(&mut self) -> Option<Surplus> {
         self.entries.surplus()
     }
 
     #[inline]
-    fn unlink(&mut self, queued: &Queued) {
-        match queued.before {
-            NONE => self.head = queued.after,
-            before => self.queued_mut(before).after = queued.after,
+    fn unlink(&mut self, index: u32) {
+        let Waiter { before, after, .. } = *self.entries.get(index);
+        match before {
+            NONE => self.head = after,
+            before => self.entries.get_mut(before).after = after,
         }
-        match queued.after {
-            NONE => self.tail = queued.before,
-            after => self.queued_mut(after).before = queued.before,
+        match after {
+            NONE => self.tail = before,
+            after => self.entries.get_mut(after).before = before,
         }
         self.len -= 1;
-    }
-
-    #[inline]
-    fn queued(&self, index: u32) -> &Queued {
-        match self.entries.get(index) {
-            Waiter::Queued(queued) => queued,
-            _ => unreachable!("a link leads out of the queue"),
-        }
-    }
-
-    #[inline]
-    fn queued_mut(&mut self, index: u32) -> &mut Queued {
-        match self.entries.get_mut(index) {
-            Waiter::Queued(queued) => queued,
-            _ => unreachable!("a link leads out of the queue"),
-        }
     }
 }

@@ -1,100 +1,87 @@
-//! Values at stable indexes, with O(1) insertion and removal.
+//! Places at stable indexes, taken and freed in O(1).
 
 use std::mem;
 
 /// No index.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Slots that are allocated at a time. Growing adds a chunk and moves no value, so that the longest
-/// insertion under the lock is one small allocation.
+/// Places that are allocated at a time. Growing adds a chunk and moves nothing, so that the longest
+/// step under the lock is one small allocation.
 const CHUNK: usize = 64;
 
-/// An empty slab keeps its memory up to this many chunks.
+/// A slab that is not in use keeps its memory up to this many chunks.
 const KEEP: usize = 16;
 
-type Chunks<T> = Vec<Box<[Slot<T>]>>;
-
-#[derive(Debug)]
-enum Slot<T> {
-    Used(T),
+#[derive(Debug, Default)]
+struct Slot<T> {
+    value: T,
     /// The next free slot, or [`NONE`].
-    Free(u32),
+    next: u32,
 }
 
-/// Invariant: the free slots form one list from `free`; `len` slots are used.
+/// A value is not moved when its place is taken or freed: it is written and cleared where it is.
+///
+/// Invariant: the free slots form one list from `free`; `taken` counts the others.
 #[derive(Debug)]
 pub(super) struct Slab<T> {
-    chunks: Chunks<T>,
+    chunks: Vec<Box<[Slot<T>; CHUNK]>>,
     free: u32,
-    len: usize,
+    taken: usize,
 }
 
 impl<T> Default for Slab<T> {
     fn default() -> Self {
-        Self { chunks: Vec::new(), free: NONE, len: 0 }
+        Self { chunks: Vec::new(), free: NONE, taken: 0 }
     }
 }
 
-impl<T> Slab<T> {
-    pub(super) fn len(&self) -> usize {
-        self.len
+impl<T: Default> Slab<T> {
+    /// How many places are taken.
+    #[inline]
+    pub(super) fn taken(&self) -> usize {
+        self.taken
     }
 
+    /// A place, with whatever value was left in it.
     #[inline]
-    pub(super) fn insert(&mut self, value: T) -> u32 {
+    pub(super) fn take(&mut self) -> u32 {
         if self.free == NONE {
             self.grow();
         }
         let index = self.free;
-        match mem::replace(self.slot(index), Slot::Used(value)) {
-            Slot::Free(next) => self.free = next,
-            Slot::Used(_) => unreachable!("a used slot in the free list"),
-        }
-        self.len += 1;
+        self.free = self.slot(index).next;
+        self.taken += 1;
         index
     }
 
     #[inline]
-    pub(super) fn remove(&mut self, index: u32) -> T {
-        let free = self.free;
-        match mem::replace(self.slot(index), Slot::Free(free)) {
-            Slot::Used(value) => {
-                self.free = index;
-                self.len -= 1;
-                value
-            }
-            Slot::Free(_) => unreachable!("a slot was freed twice"),
-        }
+    pub(super) fn free(&mut self, index: u32) {
+        self.slot(index).next = self.free;
+        self.free = index;
+        self.taken -= 1;
     }
 
     #[inline]
     pub(super) fn get(&self, index: u32) -> &T {
         let index = index as usize;
-        match &self.chunks[index / CHUNK][index % CHUNK] {
-            Slot::Used(value) => value,
-            Slot::Free(_) => unreachable!("a free slot was read"),
-        }
+        &self.chunks[index / CHUNK][index % CHUNK].value
     }
 
     #[inline]
     pub(super) fn get_mut(&mut self, index: u32) -> &mut T {
-        match self.slot(index) {
-            Slot::Used(value) => value,
-            Slot::Free(_) => unreachable!("a free slot was read"),
-        }
+        &mut self.slot(index).value
     }
 
-    /// An empty slab in place of one that is empty, but has grown large: to be freed outside the lock.
+    /// A slab that has grown large and is not in use any more, to be freed outside the lock; a new
+    /// one is put in its place.
     #[inline]
-    pub(super) fn surplus(&mut self) -> Option<Box<Self>> {
-        (self.len == 0 && self.chunks.len() > KEEP).then(|| Box::new(mem::take(self)))
+    pub(super) fn surplus(&mut self) -> Option<Self> {
+        (self.taken == 0 && self.chunks.len() > KEEP).then(|| mem::take(self))
     }
 
+    /// The values of all places, taken or not.
     pub(super) fn into_values(self) -> impl Iterator<Item = T> {
-        self.chunks.into_iter().flatten().filter_map(|slot| match slot {
-            Slot::Used(value) => Some(value),
-            Slot::Free(_) => None,
-        })
+        self.chunks.into_iter().flat_map(|chunk| *chunk).map(|slot| slot.value)
     }
 
     #[inline]
@@ -106,11 +93,14 @@ impl<T> Slab<T> {
     #[cold]
     fn grow(&mut self) {
         let start = self.chunks.len() * CHUNK;
-        // Every slot belongs to a future of more than 16 bytes: memory ends before the indexes do.
+        // Each place belongs to a future of more than 16 bytes: memory ends before the indexes do.
         let end = u32::try_from(start + CHUNK).expect("more waiters than memory can hold");
-        let next = (end - CHUNK as u32 + 1..end).chain([NONE]);
-        self.chunks.push(next.map(Slot::Free).collect());
-        self.free = end - CHUNK as u32;
+        let start = end - CHUNK as u32;
+        self.chunks.push(Box::new(std::array::from_fn(|n| {
+            let next = start + n as u32 + 1;
+            Slot { value: T::default(), next: if next < end { next } else { NONE } }
+        })));
+        self.free = start;
     }
 }
 
@@ -118,30 +108,39 @@ impl<T> Slab<T> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn indexes_are_stable_and_reused() {
+    fn filled(places: usize) -> (Slab<usize>, Vec<u32>) {
         let mut slab = Slab::default();
-        let indexes: Vec<u32> = (0..1000).map(|n| slab.insert(n)).collect();
-        assert!(indexes.iter().enumerate().all(|(n, &index)| *slab.get(index) == n));
-        for &index in &indexes[..500] {
-            slab.remove(index);
-        }
-        let chunks = slab.chunks.len();
-        for n in 0..500 {
-            slab.insert(n);
-        }
-        assert_eq!((slab.len(), slab.chunks.len()), (1000, chunks));
-        assert_eq!(slab.into_values().count(), 1000);
+        let indexes = (0..places).map(|n| {
+            let index = slab.take();
+            *slab.get_mut(index) = n;
+            index
+        });
+        let indexes = indexes.collect();
+        (slab, indexes)
     }
 
     #[test]
-    fn an_empty_slab_gives_its_memory_back() {
-        let mut slab = Slab::default();
-        let indexes: Vec<u32> = (0..10_000).map(|n| slab.insert(n)).collect();
+    fn places_are_stable_and_taken_again() {
+        let (mut slab, indexes) = filled(1000);
+        assert!(indexes.iter().enumerate().all(|(n, &index)| *slab.get(index) == n));
+        for &index in &indexes[..500] {
+            slab.free(index);
+        }
+        let chunks = slab.chunks.len();
+        for _ in 0..500 {
+            slab.take();
+        }
+        assert_eq!((slab.taken(), slab.chunks.len()), (1000, chunks));
+    }
+
+    #[test]
+    fn a_large_slab_gives_its_memory_back() {
+        let (mut slab, indexes) = filled(10_000);
+        assert!(slab.surplus().is_none());
         for index in indexes {
-            slab.remove(index);
+            slab.free(index);
         }
         assert!(slab.surplus().is_some() && slab.surplus().is_none());
-        assert_eq!(slab.insert(7), 0);
+        assert_eq!(slab.take(), 0);
     }
 }

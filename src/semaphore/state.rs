@@ -98,18 +98,12 @@ impl State {
         if self.fits(weight) {
             return Ok(Start::Admitted(self.admit(weight, Reason::Immediate, effects)));
         }
-        let full = self.queue.len() >= self.max_waiters;
-        match waker.take() {
-            Some(waker) if !full => {
-                let ticket = self.queue.join(waker, weight);
-                self.emit(EventKind::Queued, Reason::Fifo, PermitId::ZERO, weight, effects);
-                Ok(Start::Queued(ticket))
-            }
-            unused => {
-                *waker = unused;
-                Err(self.refuse(weight, AcquireError::QueueFull { limit: self.max_waiters }, effects))
-            }
+        if self.queue.len() >= self.max_waiters {
+            return Err(self.refuse(weight, AcquireError::QueueFull { limit: self.max_waiters }, effects));
         }
+        let ticket = self.queue.join(waker.take().expect("one waker per caller"), weight);
+        self.emit(EventKind::Queued, Reason::Fifo, PermitId::ZERO, weight, effects);
+        Ok(Start::Queued(ticket))
     }
 
     /// Admits a valid weight, or not.
@@ -160,10 +154,13 @@ impl State {
         weight: i64,
         reason: Reason,
         effects: &mut Effects,
-    ) -> Result<Waker, Verdict> {
+    ) -> Result<Option<Waker>, Verdict> {
         let waker = self.queue.leave(ticket)?;
         self.cancel(weight, reason, effects);
         self.grant(effects);
+        if let Some(surplus) = self.queue.surplus() {
+            effects.free(surplus);
+        }
         Ok(waker)
     }
 
@@ -173,7 +170,7 @@ impl State {
         }
         self.closed = true;
         effects.expect_wakes(self.queue.len());
-        while let Some((waker, weight)) = self.queue.settle_head(Verdict::Closed) {
+        while let Some((weight, waker)) = self.queue.settle_head(Verdict::Closed) {
             effects.wake(waker);
             self.reject(weight, Reason::Closed, effects);
         }
@@ -191,7 +188,7 @@ impl State {
     fn grant(&mut self, effects: &mut Effects) {
         while self.queue.head_weight().is_some_and(|weight| weight <= self.available()) {
             let id = PermitId::new(self.admissions + 1);
-            if let Some((waker, weight)) = self.queue.settle_head(Verdict::Granted(id)) {
+            if let Some((weight, waker)) = self.queue.settle_head(Verdict::Granted(id)) {
                 effects.wake(waker);
                 self.admit(weight, Reason::Fifo, effects);
             }
