@@ -293,7 +293,7 @@ fn rule_36_an_observer_may_re_enter() {
 }
 
 /// Polls an acquire once, whatever comes of it.
-fn queue_anything(sem: &Semaphore, weight: i64) -> Waiting<'_> {
+fn queue_anything(sem: &Semaphore, weight: i64) -> Waiting {
     let mut task = Task::new(sem.acquire(weight));
     // A permit is given back at once.
     drop(task.poll());

@@ -274,11 +274,11 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-struct Caller<'a> {
+struct Caller {
     name: usize,
     weight: i64,
     deadline: Option<Instant>,
-    task: Waiting<'a>,
+    task: Waiting,
     polled: bool,
 }
 
@@ -294,7 +294,7 @@ struct Run<'a> {
     model: Model,
     notes: Option<Notes>,
     settings: Settings,
-    callers: Vec<Caller<'a>>,
+    callers: Vec<Caller>,
     permits: Vec<Permit>,
     idlers: Vec<Idler<'a>>,
     next: usize,

@@ -170,7 +170,7 @@ fn others_nothing_wears_out() {
     for sem in both(2, 3) {
         let mut random = fastrand::Rng::with_seed(8);
         let mut permits: Vec<Permit> = Vec::new();
-        let mut waiting: Vec<Waiting<'_>> = Vec::new();
+        let mut waiting: Vec<Waiting> = Vec::new();
         for _ in 0..20_000 {
             match random.u8(..5) {
                 0 | 1 => {

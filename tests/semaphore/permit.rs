@@ -1,9 +1,11 @@
 //! Rules 24 to 27: permits, shared permits and what a release does.
 
-use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
+use std::time::Duration;
 
-use tower_slots::semaphore::{DuplicateRelease, Permit, Semaphore, SharedPermit};
+use tower_slots::semaphore::{DuplicateRelease, EventKind, Permit, Semaphore, SharedPermit};
 
 use crate::support::*;
 
@@ -218,18 +220,51 @@ fn rule_27_a_forgotten_permit_is_lost() {
     }
 }
 
+/// Kept in a struct that names no lifetime, beside other things or in a map.
+struct Job {
+    permit: Permit,
+}
+
 #[test]
-fn rule_26_an_owned_permit_is_the_same_permit() {
-    for sem in both(3, 0) {
-        let permit = hold(&sem, 2);
-        let owned = permit;
-        assert_eq!((id(&owned), owned.weight()), (1, 2));
+fn rule_26_a_permit_belongs_to_whoever_has_it() {
+    for sem in both(3, 1) {
+        let job = Job { permit: hold(&sem, 2) };
+        assert_eq!((id(&job.permit), job.permit.weight()), (1, 2));
         assert_state(&sem, "2/3 q0 a1 r0 c0");
-        let owned = owned;
-        assert_state(&sem, "2/3 q0 a1 r0 c0");
-        thread::spawn(move || owned.release()).join().unwrap();
-        assert_state(&sem, "0/3 q0 a1 r0 c0");
-        drop(hold(&sem, 3));
+        // Taken from queue by a task that ends, released by another thread.
+        let mut waiting = queue(&sem, 2);
+        thread::spawn(move || drop(job)).join().unwrap();
+        let job = Job { permit: waiting.granted() };
+        drop(waiting);
+        assert_state(&sem, "2/3 q0 a2 r0 c0");
+        thread::spawn(move || job.permit.release()).join().unwrap();
         assert_state(&sem, "0/3 q0 a2 r0 c0");
     }
+}
+
+/// A release that is asked for from inside the release is a second one like any other.
+#[test]
+fn rule_24_a_release_within_the_release_is_refused() {
+    within(Duration::from_secs(20), || {
+        let handle: Arc<Mutex<Option<SharedPermit>>> = Arc::default();
+        let (inside, refused) = (handle.clone(), Arc::new(AtomicUsize::new(0)));
+        let counting = refused.clone();
+        let sem = Semaphore::builder(3)
+            .observer(move |event| {
+                let again = inside.lock().unwrap().clone();
+                if let (EventKind::Released, Some(permit)) = (event.kind, again) {
+                    assert_eq!(permit.release().unwrap_err().id, event.permit_id);
+                    counting.fetch_add(1, Ordering::SeqCst);
+                }
+            })
+            .build()
+            .unwrap();
+        let shared = hold(&sem, 2).into_shared();
+        *handle.lock().unwrap() = Some(shared.clone());
+        shared.release().unwrap();
+        assert_eq!(refused.load(Ordering::SeqCst), 1);
+        assert_state(&sem, "0/3 q0 a1 r0 c0");
+        // The semaphore is held by the permit that its observer holds.
+        handle.lock().unwrap().take();
+    });
 }

@@ -1,9 +1,8 @@
 //! Rules 16 to 23: the queue, grants, cancellations and ids.
 
-use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Poll, Wake, Waker};
+use std::task::{Wake, Waker};
 use std::time::{Duration, Instant as Clock};
 
 use tokio::time::{Instant, advance};
@@ -113,7 +112,7 @@ fn rule_17_wakers_run_after_the_whole_transition() {
             let held = hold(&sem, 3);
             let looking = Arc::new(Looking { sem: sem.clone(), seen: Mutex::default() });
             let waker = Waker::from(looking.clone());
-            let mut tasks: Vec<Waiting<'_>> = (0..3).map(|_| Task::new(sem.acquire(1))).collect();
+            let mut tasks: Vec<Waiting> = (0..3).map(|_| Task::new(sem.acquire(1))).collect();
             for task in &mut tasks {
                 assert!(task.poll_with(&waker).is_pending());
             }
@@ -287,7 +286,7 @@ fn rule_19_an_event_of_each_cancellation() {
 /// What stands in a queue, by place, and whoever holds the one permit.
 struct Line<'a> {
     sem: &'a Semaphore,
-    tasks: Vec<Option<Waiting<'a>>>,
+    tasks: Vec<Option<Waiting>>,
     held: Option<Permit>,
     next: usize,
 }
@@ -589,13 +588,13 @@ fn rule_22_no_part_keeps_another_alive() {
         .observer(move |_| assert!(Arc::strong_count(&seen) > 0))
         .build()
         .unwrap();
-    let owned = || {
+    let joined = || {
         let mut task = Task::new(sem.acquire(1));
         task.assert_pending();
         task
     };
     let held = hold(&sem, 1);
-    let (mut granted, waiting) = (owned(), owned());
+    let (mut granted, waiting) = (joined(), joined());
     let unpolled = sem.acquire(1);
     let clone = sem.clone();
     drop(sem);
@@ -663,7 +662,7 @@ fn rule_17_a_waker_that_panics_takes_nobody_with_it() {
         for sem in both(4, 4) {
             let held = Mutex::new(Some(hold(&sem, 4)));
             let panicking = Arc::new(Panicking(AtomicUsize::new(0)));
-            let mut tasks: Vec<Waiting<'_>> = (0..4).map(|_| Task::new(sem.acquire(1))).collect();
+            let mut tasks: Vec<Waiting> = (0..4).map(|_| Task::new(sem.acquire(1))).collect();
             for (place, task) in tasks.iter_mut().enumerate() {
                 let waker = Waker::from(panicking.clone());
                 let polled = if place == at { task.poll_with(&waker) } else { task.poll() };
@@ -707,37 +706,22 @@ fn rule_30_a_waker_that_panics_takes_no_other_with_it() {
 }
 
 #[test]
-fn rule_16_an_acquire_that_is_moved_keeps_its_place_and_its_grant() {
-    fn polled(acquire: &mut tower_slots::semaphore::Acquire) -> Poll<Result<u64, AcquireError>> {
-        let polled = std::pin::Pin::new(acquire).poll(&mut std::task::Context::from_waker(Waker::noop()));
-        polled.map(|result| result.map(|permit| id(&permit)))
-    }
+fn rule_22_futures_outlive_every_handle() {
     for sem in both(1, 4) {
         let held = hold(&sem, 1);
-        let mut first = sem.acquire(1);
-        assert!(polled(&mut first).is_pending());
-        let mut second = sem.acquire(1);
-        assert!(polled(&mut second).is_pending());
-        let mut third = sem.acquire(1);
-        let mut first = Box::new(first);
-        assert_state(&sem, "1/1 q2 a1 r0 c0");
-        assert!(polled(&mut first).is_pending());
+        let (mut first, mut second) = (queue(&sem, 1), queue(&sem, 1));
+        let mut unpolled: Waiting = Task::new(sem.acquire(1));
+        let mut idle: Task<'static, ()> = Task::new(sem.wait_idle());
+        idle.assert_pending();
+        drop(sem);
+        unpolled.assert_pending();
         drop(held);
-        // Granted, and only then moved.
-        let mut first = vec![*first].remove(0);
-        assert!(polled(&mut second).is_pending());
-        assert_state(&sem, "1/1 q1 a2 r0 c0");
-        assert!(matches!(polled(&mut first), Poll::Ready(Ok(2))));
-        assert!(matches!(polled(&mut second), Poll::Ready(Ok(3))));
-        assert!(matches!(polled(&mut third), Poll::Ready(Ok(4))));
-        // One that waits or was granted leaves as any other.
-        let held = hold(&sem, 1);
-        let (mut granted, mut waiting) = (sem.acquire(1), sem.acquire(1));
-        assert!(polled(&mut granted).is_pending() && polled(&mut waiting).is_pending());
-        drop(held);
-        drop(waiting);
-        drop(granted);
-        assert_state(&sem, "0/1 q0 a6 r0 c1");
+        second.assert_pending();
+        assert_eq!(id(&first.granted()), 2);
+        assert_eq!(id(&second.granted()), 3);
+        idle.assert_pending();
+        assert_eq!(id(&unpolled.granted()), 4);
+        idle.ready();
     }
 }
 

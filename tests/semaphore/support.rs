@@ -113,7 +113,7 @@ pub(crate) struct Task<'a, T> {
     flag: Arc<Flag>,
 }
 
-pub(crate) type Waiting<'a> = Task<'a, Result<Permit, AcquireError>>;
+pub(crate) type Waiting = Task<'static, Result<Permit, AcquireError>>;
 
 impl<'a, T> Task<'a, T> {
     pub(crate) fn new(future: impl Future<Output = T> + Send + 'a) -> Self {
@@ -165,7 +165,7 @@ impl<T: Debug> Task<'_, T> {
     }
 }
 
-impl<'a> Waiting<'a> {
+impl Waiting {
     #[track_caller]
     pub(crate) fn granted(&mut self) -> Permit {
         self.ready().unwrap()
@@ -179,7 +179,7 @@ impl<'a> Waiting<'a> {
 
 /// An acquire that waits in the queue.
 #[track_caller]
-pub(crate) fn queue(sem: &Semaphore, weight: i64) -> Waiting<'_> {
+pub(crate) fn queue(sem: &Semaphore, weight: i64) -> Waiting {
     let before = sem.snapshot().waiters;
     let mut task = Task::new(sem.acquire(weight));
     task.assert_pending();
