@@ -176,7 +176,8 @@ fn a_waker_may_release_and_panic() {
     impl Wake for Releasing {
         fn wake(self: Arc<Self>) {
             self.1.fetch_add(1, Ordering::Relaxed);
-            drop(self.0.lock().unwrap().take());
+            let permit = self.0.lock().unwrap().take();
+            drop(permit);
             panic!("of the waker");
         }
     }

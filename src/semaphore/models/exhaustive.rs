@@ -1,5 +1,8 @@
 //! Small histories, every schedule up to a number of preemptions (loom).
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
 use loom::future::block_on;
 use loom::model::Builder;
 use loom::thread;
@@ -8,13 +11,19 @@ use super::super::sync::load_by_adding_zero;
 use super::super::{AcquireError, Permit, Semaphore};
 use super::{assert_at_rest, assert_sound, poll_once, semaphore};
 
-/// Explores `model` with either kind of load; see `sync`.
+/// Explores `model` with either kind of load, and says in how many schedules; see `sync`.
 fn explore(preemptions: usize, model: fn()) {
     for adding_zero in [false, true] {
         load_by_adding_zero(adding_zero);
+        let schedules = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&schedules);
         let mut builder = Builder::new();
         builder.preemption_bound = Some(preemptions);
-        builder.check(model);
+        builder.check(move || {
+            counted.fetch_add(1, Relaxed);
+            model();
+        });
+        println!("{} schedules", schedules.load(Relaxed));
     }
 }
 

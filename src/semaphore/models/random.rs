@@ -56,6 +56,7 @@ fn wander(semaphore: &Semaphore, started: &AtomicU64, may_close: bool) {
     }
 }
 
+/// The history of all threads together.
 fn run(events: usize, may_close: bool) {
     let (semaphore, started) = (semaphore(events), Arc::new(AtomicU64::new(0)));
     let threads: Vec<_> = (0..THREADS)
@@ -134,19 +135,23 @@ fn any_leaves(queue: &Line, weight: i64) -> Vec<Line> {
 #[test]
 fn open_and_shut_in_random_schedules() {
     check_random(|| run(0, false), SCHEDULES);
+    println!("{SCHEDULES} schedules");
 }
 
 #[test]
 fn closed_in_random_schedules() {
     check_random(|| run(0, true), SCHEDULES);
+    println!("{SCHEDULES} schedules");
 }
 
 #[test]
 fn events_add_up_in_random_schedules() {
     check_random(|| run(1024, true), SCHEDULES);
+    println!("{SCHEDULES} schedules");
 }
 
 #[test]
 fn open_and_shut_with_few_preemptions() {
     check_pct(|| run(0, true), SCHEDULES, 3);
+    println!("{SCHEDULES} schedules");
 }
