@@ -249,8 +249,11 @@ fn finish<B: Body, E>(
     settings: &Settings,
     mut slot: Option<Slot>,
     method: &Method,
-    result: Result<Response<B>, E>,
+    mut result: Result<Response<B>, E>,
 ) -> Result<Response<SlotBody<B>>, E> {
+    if let (Some(slot), Ok(response)) = (&slot, &mut result) {
+        settings.announce(slot, response);
+    }
     match &result {
         Err(_) => end(slot.take(), End::Error),
         Ok(response) if is_upgrade(method, response.status()) => upgraded(settings, slot.take()),

@@ -2,15 +2,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::StatusCode;
 use http::request::Parts;
+use http::{HeaderValue, StatusCode};
 use tower_layer::Layer;
 
 use super::body::RefusalBody;
 use super::key::{Everyone, KeyExtractor};
 use super::reject::{Problems, RejectResponse, check_problem_type};
 use super::settings::Settings;
-use super::{ConcurrencyLimit, Hold, OnMissing, Rejection};
+use super::{ConcurrencyLimit, Hold, OnMissing, RateLimitFields, Rejection};
 use crate::error::ConfigError;
 use crate::limiter::{Limit, Limiter};
 use crate::semaphore::Semaphore;
@@ -166,10 +166,11 @@ impl ConcurrencyLimitLayer {
         self.with(|settings| settings.bulkhead_status = status)
     }
 
-    /// Makes the answer to refused requests. Default: a problem document, see the
+    /// Makes the answer to refused requests. Default: one in the request's protocol, see the
     /// [module's documentation](crate::layer).
     ///
-    /// The hook's answer goes out as it is, status included. If its body fails, it ends there.
+    /// The hook's answer goes out as it is, status included, whatever the request's protocol. If its
+    /// body fails, it ends there.
     ///
     /// ```
     /// use bytes::Bytes;
@@ -194,6 +195,57 @@ impl ConcurrencyLimitLayer {
         })
     }
 
+    /// Says when a refused request should be tried again, in place of the limiter's estimate. At least
+    /// a second.
+    ///
+    /// It is asked about refusals that may end by waiting, which are those with a
+    /// [`Rejection::retry_after`]: that is the estimate. Its answer takes the estimate's place there,
+    /// in `Retry-After` and in `RetryInfo`, rounded up to whole seconds.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use http::request::Parts;
+    /// use tower_slots::{ConcurrencyLimitLayer, Rejection};
+    ///
+    /// let layer = ConcurrencyLimitLayer::in_memory(10).retry_after(|rejection: &Rejection, parts: &Parts| {
+    ///     let estimate = rejection.retry_after().unwrap_or_default();
+    ///     if parts.uri.path() == "/reports" { Duration::from_secs(60) } else { estimate }
+    /// });
+    /// ```
+    pub fn retry_after(self, hook: impl Fn(&Rejection, &Parts) -> Duration + Send + Sync + 'static) -> Self {
+        self.with(|settings| settings.answers.retry_after = Some(Arc::new(hook)))
+    }
+
+    /// Answers an id that is missing or unusable with 401 and this `WWW-Authenticate`, rather than with
+    /// 400: for ids that are credentials, or come from them. In gRPC and Connect it is UNAUTHENTICATED.
+    ///
+    /// ```
+    /// use http::HeaderValue;
+    /// use tower_slots::ConcurrencyLimitLayer;
+    ///
+    /// let layer = ConcurrencyLimitLayer::in_memory(10).challenge(HeaderValue::from_static("Bearer"));
+    /// ```
+    pub fn challenge(self, challenge: HeaderValue) -> Self {
+        self.with(|settings| settings.answers.challenge = Some(challenge))
+    }
+
+    /// Tells clients their limit, and what is left of it, in RateLimit header fields. Default: not.
+    ///
+    /// They are added to what an admitted request is answered, and to 429s, where nothing is left. They
+    /// never stand in a 400 or 401, in the answer of an [`on_reject`](Self::on_reject) hook, in gRPC's
+    /// refusals, or where nobody has counted: without a limit, while an outage lets all pass, and in
+    /// [`shadow`](Self::shadow). In an outage under [`OnOutage::Local`](crate::OnOutage::Local) they
+    /// tell this process's share. Fields of others stay.
+    ///
+    /// ```
+    /// use tower_slots::{ConcurrencyLimitLayer, layer::RateLimitFields};
+    ///
+    /// let layer = ConcurrencyLimitLayer::in_memory(10).rate_limit_fields(RateLimitFields::DraftIetf11);
+    /// ```
+    pub fn rate_limit_fields(self, revision: RateLimitFields) -> Self {
+        self.with(|settings| settings.answers.fields = Some(revision))
+    }
+
     /// The `type` of the problem document that answers a project at its limit: a URI. Default
     /// `https://iana.org/assignments/http-problem-types#quota-exceeded`, whose registration is still
     /// a draft.
@@ -205,7 +257,7 @@ impl ConcurrencyLimitLayer {
         let uri = uri.as_ref();
         check_problem_type(uri)?;
         let problems = Problems::with_type(uri, self.limiter().name());
-        Ok(self.with(|settings| settings.problems = problems))
+        Ok(self.with(|settings| settings.answers.problems = problems))
     }
 
     /// Refuses nobody, but counts who would have been: to see what a limit would do. Default `false`.

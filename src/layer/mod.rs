@@ -44,16 +44,32 @@
 //!
 //! # Answers
 //!
-//! | [`Reason`] | status | `Retry-After` |
-//! |---|---|---|
-//! | [`Saturated`](Reason::Saturated) | 429 | yes |
-//! | [`Unavailable`](Reason::Unavailable), [`Closed`](Reason::Closed), [`Bulkhead`](Reason::Bulkhead) | 503 | yes |
-//! | [`Key`](Reason::Key), [`Weight`](Reason::Weight) | 400 (500 where the [`key`] itself cannot work) | no |
+//! A refusal is written in the protocol of the request:
 //!
-//! The body is a problem document (RFC 9457, `application/problem+json`) that holds nothing the
-//! client has sent, no count and no limit; `Cache-Control` is `no-store`.
-//! [`on_reject`](ConcurrencyLimitLayer::on_reject) replaces all of it. Either way the [`Rejection`]
-//! stands in the response's extensions, where an outer layer can see it.
+//! | [`Reason`] | HTTP | gRPC, gRPC-Web | Connect | try again |
+//! |---|---|---|---|---|
+//! | [`Saturated`](Reason::Saturated) | 429 | `RESOURCE_EXHAUSTED` (8) | `resource_exhausted`, 429 | yes |
+//! | [`Unavailable`](Reason::Unavailable), [`Closed`](Reason::Closed), [`Bulkhead`](Reason::Bulkhead) | 503 | `UNAVAILABLE` (14) | `unavailable`, 503 | yes |
+//! | [`Key`](Reason::Key), [`Weight`](Reason::Weight) | 400 | `INVALID_ARGUMENT` (3) | `invalid_argument`, 400 | no |
+//! | [`Key`](Reason::Key), with a [`challenge`](ConcurrencyLimitLayer::challenge) | 401 | `UNAUTHENTICATED` (16) | `unauthenticated`, 401 | no |
+//! | [`KeyError::Unusable`](crate::KeyError::Unusable): the [`key`] itself cannot work | 500 | `INTERNAL` (13) | `internal`, 500 | no |
+//!
+//! | the request | its answer |
+//! |---|---|
+//! | `content-type: application/grpc-web…` | gRPC-Web: HTTP 200, the status in the headers, no body |
+//! | `content-type: application/grpc`, `application/grpc+…` | gRPC: the same ("trailers only") |
+//! | `content-type: application/connect+…` | a Connect stream: HTTP 200, and one message that ends it |
+//! | `connect-protocol-version: 1` or `?connect=v1` | unary Connect: the status above, and JSON |
+//! | any other | the status above, and a problem document (RFC 9457, `application/problem+json`) |
+//!
+//! When to try again stands in `Retry-After`, in gRPC and Connect as `google.rpc.RetryInfo` among the
+//! details: the limiter's estimate, or what [`retry_after`](ConcurrencyLimitLayer::retry_after) says.
+//! Answers hold nothing that the client has sent, and no count and no limit, unless
+//! [`rate_limit_fields`](ConcurrencyLimitLayer::rate_limit_fields) asks for those. Outside of gRPC
+//! `Cache-Control` is `no-store`.
+//!
+//! [`on_reject`](ConcurrencyLimitLayer::on_reject) replaces all of it, for every protocol. Either way the
+//! [`Rejection`] stands in the response's extensions, where an outer layer can see it.
 //!
 //! # Where to put it
 //!
@@ -122,5 +138,5 @@ pub use self::future::ResponseFuture;
 pub use self::hold::Hold;
 pub use self::layer::ConcurrencyLimitLayer;
 pub use self::on_missing::OnMissing;
-pub use self::reject::{Reason, RejectResponse, Rejection};
+pub use self::reject::{RateLimitFields, Reason, RejectResponse, Rejection};
 pub use self::service::ConcurrencyLimit;

@@ -7,9 +7,9 @@ use http::{Method, Response, StatusCode};
 
 use super::body::RefusalBody;
 use super::key::{Header, KeyExtractor};
-use super::reject::Problems;
+use super::reject::Answers;
 use super::{Hold, OnMissing, Rejection};
-use crate::limiter::{Acquire, KeyError, Limiter, ProjectId};
+use crate::limiter::{Acquire, KeyError, Limiter, ProjectId, Slot};
 use crate::semaphore::Semaphore;
 
 pub(super) type Weigh = dyn Fn(&Parts) -> u32 + Send + Sync;
@@ -31,7 +31,7 @@ pub(super) struct Settings {
     /// The answer where the bulkhead is full.
     pub(super) bulkhead_status: StatusCode,
     pub(super) on_reject: Option<Arc<OnReject>>,
-    pub(super) problems: Problems,
+    pub(super) answers: Answers,
     pub(super) shadow: bool,
     pub(super) unheld_warning: Arc<Once>,
 }
@@ -39,7 +39,7 @@ pub(super) struct Settings {
 impl Settings {
     pub(super) fn new(limiter: Limiter) -> Self {
         Self {
-            problems: Problems::new(limiter.name()),
+            answers: Answers::new(limiter.name()),
             limiter,
             key: Arc::new(Header::default()),
             on_missing: OnMissing::Refuse,
@@ -77,12 +77,21 @@ impl Settings {
     }
 
     pub(super) fn answer(&self, rejection: Rejection, parts: &Parts) -> Response<RefusalBody> {
+        let rejection = self.answers.adjust(rejection, parts);
         let mut response = match &self.on_reject {
             Some(hook) => hook(&rejection, parts),
-            None => self.problems.answer(&rejection),
+            None => self.answers.answer(&rejection, parts),
         };
         response.extensions_mut().insert(rejection);
         response
+    }
+
+    /// Tells an admitted request's client what is left, if it is to be told. In shadow there is no
+    /// limit to tell of.
+    pub(super) fn announce<B>(&self, slot: &Slot, response: &mut Response<B>) {
+        if !self.shadow {
+            self.answers.admitted(self.limiter.name(), slot, response);
+        }
     }
 }
 

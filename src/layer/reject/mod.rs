@@ -1,13 +1,22 @@
+mod answers;
+mod code;
+mod connect;
+mod grpc;
 mod problem;
+mod protocol;
+mod ratelimit_fields;
+mod retry_info;
 
 use std::error::Error;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Response, StatusCode};
+use http::{HeaderValue, Response, StatusCode};
 use http_body::Body;
 
+pub(super) use self::answers::Answers;
 pub(super) use self::problem::Problems;
+pub use self::ratelimit_fields::RateLimitFields;
 use crate::error::ConfigError;
 use crate::limiter::{AcquireError, KeyError};
 use crate::semaphore;
@@ -15,6 +24,12 @@ use crate::semaphore;
 /// When to come back where nothing is known about it: another process, or this one a moment later,
 /// may answer.
 const RETRY_SOON: Duration = Duration::from_secs(1);
+
+/// No refusal is for others, or for later: a 429 must not be stored at all (RFC 6585, 4).
+const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
+
+/// Of a [`Reason::Weight`], to the client.
+const NEVER_ADMITTED: &str = "the request has a weight that can never be admitted";
 
 /// A refusal: what an [`on_reject`](crate::ConcurrencyLimitLayer::on_reject) hook is told.
 ///
@@ -45,7 +60,8 @@ pub enum Reason {
     Bulkhead,
     /// The request's weight can never be admitted: 400, since a 429 would be retried for ever.
     Weight,
-    /// The project id is missing or unusable: 400, or 500 for [`KeyError::Unusable`].
+    /// The project id is missing or unusable: 400, 401 with a
+    /// [`challenge`](crate::ConcurrencyLimitLayer::challenge), or 500 for [`KeyError::Unusable`].
     Key(KeyError),
 }
 
@@ -96,7 +112,7 @@ impl Rejection {
         self.reason
     }
 
-    /// The status of the answer that is given without a hook.
+    /// The HTTP status of the answer that is given without a hook, where its protocol has one.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         self.status
@@ -115,11 +131,19 @@ impl Rejection {
         self.limit
     }
 
-    /// When another try makes sense, if ever: at least a second. `Retry-After` is this in whole
-    /// seconds, rounded up.
+    /// When another try makes sense, if ever: at least a second. `Retry-After` and `RetryInfo` are this
+    /// in whole seconds, rounded up.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
+    }
+
+    /// Rounded up, so that nobody is told to come back too early, and at least 1: with 0 a client
+    /// would come back at once.
+    fn retry_after_seconds(&self) -> Option<u64> {
+        let after = self.retry_after?;
+        let begun = u64::from(after.subsec_nanos() > 0);
+        Some(after.as_secs().saturating_add(begun).max(1))
     }
 
     /// The name of the limiter that refused.
@@ -189,4 +213,18 @@ pub(super) fn check_problem_type(uri: &str) -> Result<(), ConfigError> {
         ));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_are_rounded_up() {
+        for (millis, seconds) in [(0, 1), (1, 1), (1000, 1), (1001, 2), (29_999, 30)] {
+            let retry_after = Some(Duration::from_millis(millis));
+            let rejection = Rejection { retry_after, ..Rejection::soon("concurrency", Reason::Closed) };
+            assert_eq!(rejection.retry_after_seconds(), Some(seconds), "{millis} ms");
+        }
+    }
 }

@@ -1,17 +1,14 @@
 //! The answer as a problem document (RFC 9457).
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response};
 
-use super::{Reason, Rejection};
+use super::{NEVER_ADMITTED, NO_STORE, Reason, Rejection};
 use crate::layer::body::RefusalBody;
 
 const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
-const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
 /// The problem documents of one layer. The one that matters under load is made once.
 #[derive(Clone)]
@@ -39,8 +36,8 @@ impl Problems {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, PROBLEM_JSON);
         headers.insert(CACHE_CONTROL, NO_STORE);
-        if let Some(after) = rejection.retry_after() {
-            headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(after)));
+        if let Some(after) = rejection.retry_after_seconds() {
+            headers.insert(RETRY_AFTER, HeaderValue::from(after));
         }
         response
     }
@@ -49,7 +46,7 @@ impl Problems {
         match rejection.reason() {
             Reason::Saturated => self.saturated.clone(),
             Reason::Unavailable | Reason::Closed | Reason::Bulkhead => without_detail(rejection),
-            Reason::Weight => with_detail(rejection, "the request has a weight that can never be admitted"),
+            Reason::Weight => with_detail(rejection, NEVER_ADMITTED),
             Reason::Key(error) => with_detail(rejection, &error.to_string()),
         }
     }
@@ -67,23 +64,4 @@ fn with_detail(rejection: &Rejection, detail: &str) -> Bytes {
     let title = status.canonical_reason().unwrap_or_default();
     let status = status.as_u16();
     format!(r#"{{"type":"about:blank","title":"{title}","status":{status},"detail":"{detail}"}}"#).into()
-}
-
-/// Rounded up, so that nobody is told to come back too early, and at least 1: with 0 a client would
-/// come back at once.
-fn whole_seconds(after: Duration) -> u64 {
-    let begun = u64::from(after.subsec_nanos() > 0);
-    after.as_secs().saturating_add(begun).max(1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn seconds_are_rounded_up() {
-        for (millis, seconds) in [(0, 1), (1, 1), (1000, 1), (1001, 2), (29_999, 30)] {
-            assert_eq!(whole_seconds(Duration::from_millis(millis)), seconds, "{millis} ms");
-        }
-    }
 }
