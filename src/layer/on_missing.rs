@@ -6,7 +6,8 @@ use crate::limiter::ProjectId;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum OnMissing {
-    /// They are refused with 400.
+    /// They are refused with 400, or 401 with a
+    /// [`challenge`](crate::ConcurrencyLimitLayer::challenge).
     #[default]
     Refuse,
     /// They pass without a slot.
