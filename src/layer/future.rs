@@ -12,10 +12,11 @@ use tower_service::Service;
 
 use super::body::RefusalBody;
 use super::bulkhead::{self, Entry};
+use super::key::Asked;
 use super::observe::Decision;
-use super::settings::Settings;
+use super::settings::{Key, Settings};
 use super::{Hold, Reason, Rejection, SlotBody};
-use crate::limiter::{AcquireError, Prepared, ProjectId, Slot};
+use crate::limiter::{AcquireError, KeyError, Prepared, ProjectId, Slot};
 use crate::metrics::{End, Outcome};
 use crate::semaphore::{self, AcquireDeadline, Permit};
 use crate::store::Reply;
@@ -45,6 +46,8 @@ pin_project! {
         S: Service<Request<B>>,
     {
         Called { call: Option<Call<S, B>> },
+        // The request's head is with the asked one.
+        Asking { asked: Asked, rest: Option<(B, S)> },
         Preparing { reply: Reply<Result<Prepared, AcquireError>>, who: Option<Who<S, B>> },
         Entering { entry: Pin<Box<AcquireDeadline>>, prepared: Option<Prepared>, who: Option<Who<S, B>> },
         Acquiring { reply: Reply<Result<Slot, AcquireError>>, permit: Option<Permit>, who: Option<Who<S, B>> },
@@ -81,7 +84,23 @@ impl<S: Service<Request<B>>, B> ResponseFuture<S, B> {
 
 impl<S: Service<Request<B>>, B> Call<S, B> {
     fn begin(self, settings: &Settings) -> Step<S, B> {
-        match settings.who(&self.parts) {
+        if settings.passes(&self.parts) {
+            return self.found(settings, Ok(None));
+        }
+        match &settings.key {
+            Key::Now(key) => {
+                let found = key.extract(&self.parts);
+                self.found(settings, settings.who(found))
+            }
+            Key::Later(key) => {
+                let asked = Asked::new(Arc::clone(key), self.parts);
+                Step::Next(State::Asking { asked, rest: Some((self.body, self.inner)) })
+            }
+        }
+    }
+
+    fn found(self, settings: &Settings, who: Result<Option<ProjectId>, KeyError>) -> Step<S, B> {
+        match who {
             Ok(Some(id)) => Who { id, call: self }.prepare(settings),
             Ok(None) => {
                 settings.limiter.meters().requests.get(Outcome::Skipped).add(1);
@@ -205,6 +224,11 @@ where
         loop {
             let step = match this.state.as_mut().project() {
                 StateProj::Called { call } => call.take().expect(POLLED_AGAIN).begin(this.settings),
+                StateProj::Asking { asked, rest } => {
+                    let (parts, found) = ready!(Pin::new(asked).poll(cx));
+                    let (body, inner) = rest.take().expect(POLLED_AGAIN);
+                    Call { parts, body, inner }.found(this.settings, this.settings.who(found))
+                }
                 StateProj::Preparing { reply, who } => {
                     let prepared = ready!(Pin::new(reply).poll(cx));
                     who.take().expect(POLLED_AGAIN).prepared(this.settings, prepared)
@@ -303,6 +327,7 @@ impl<S: Service<Request<B>>, B> fmt::Debug for ResponseFuture<S, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.state {
             State::Called { .. } => "called",
+            State::Asking { .. } => "asking",
             State::Preparing { .. } => "preparing",
             State::Entering { .. } => "entering",
             State::Acquiring { .. } => "acquiring",

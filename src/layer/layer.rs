@@ -7,9 +7,9 @@ use http::{HeaderValue, StatusCode};
 use tower_layer::Layer;
 
 use super::body::RefusalBody;
-use super::key::{Everyone, KeyExtractor};
+use super::key::{AsyncKeyExtractor, Everyone, KeyExtractor};
 use super::reject::{Problems, RejectResponse, check_problem_type};
-use super::settings::Settings;
+use super::settings::{Key, Settings};
 use super::{ConcurrencyLimit, Hold, OnMissing, RateLimitFields, Rejection};
 use crate::error::ConfigError;
 use crate::limiter::{Limit, Limiter};
@@ -86,7 +86,27 @@ impl ConcurrencyLimitLayer {
     ///
     /// See [`key`](crate::key) for what there is.
     pub fn key(self, key: impl KeyExtractor) -> Self {
-        self.with(|settings| settings.key = Arc::new(key))
+        self.with(|settings| settings.key = Key::Now(Arc::new(key)))
+    }
+
+    /// Where the project id of a request comes from, if finding out takes a wait. It replaces
+    /// [`key`](Self::key).
+    ///
+    /// ```
+    /// use http::request::Parts;
+    /// use tower_slots::{ConcurrencyLimitLayer, KeyError};
+    ///
+    /// async fn project_of(token: String) -> Result<Option<String>, KeyError> {
+    ///     Ok(Some(token)) // … asks somebody …
+    /// }
+    ///
+    /// let layer = ConcurrencyLimitLayer::in_memory(10).key_async(|parts: &Parts| {
+    ///     let token = parts.headers.get("x-token").and_then(|token| token.to_str().ok()).map(str::to_owned);
+    ///     async move { project_of(token.ok_or(KeyError::Missing)?).await }
+    /// });
+    /// ```
+    pub fn key_async(self, key: impl AsyncKeyExtractor) -> Self {
+        self.with(|settings| settings.key = Key::Later(Arc::new(key)))
     }
 
     /// What becomes of requests without an id. Default [`OnMissing::Refuse`].

@@ -6,7 +6,7 @@ use http::request::Parts;
 use http::{Method, Response, StatusCode};
 
 use super::body::RefusalBody;
-use super::key::{Header, KeyExtractor};
+use super::key::{AsyncKeyExtractor, Header, KeyExtractor};
 use super::reject::Answers;
 use super::{Hold, OnMissing, Rejection};
 use crate::limiter::{Acquire, KeyError, Limiter, ProjectId, Slot};
@@ -16,11 +16,18 @@ pub(super) type Weigh = dyn Fn(&Parts) -> u32 + Send + Sync;
 pub(super) type Exempt = dyn Fn(&Parts) -> bool + Send + Sync;
 pub(super) type OnReject = dyn Fn(&Rejection, &Parts) -> Response<RefusalBody> + Send + Sync;
 
+/// Who says whose request it is.
+#[derive(Clone)]
+pub(super) enum Key {
+    Now(Arc<dyn KeyExtractor>),
+    Later(Arc<dyn AsyncKeyExtractor>),
+}
+
 /// All that the services of one layer share.
 #[derive(Clone)]
 pub(super) struct Settings {
     pub(super) limiter: Limiter,
-    pub(super) key: Arc<dyn KeyExtractor>,
+    pub(super) key: Key,
     pub(super) on_missing: OnMissing,
     pub(super) weigh: Option<Arc<Weigh>>,
     pub(super) exempt: Option<Arc<Exempt>>,
@@ -41,7 +48,7 @@ impl Settings {
         Self {
             answers: Answers::new(limiter.name()),
             limiter,
-            key: Arc::new(Header::default()),
+            key: Key::Now(Arc::new(Header::default())),
             on_missing: OnMissing::Refuse,
             weigh: None,
             exempt: None,
@@ -55,13 +62,17 @@ impl Settings {
         }
     }
 
-    /// Who is limited, or `None` if this request is not. Exempt requests are not asked for an id:
-    /// a health check has none.
-    pub(super) fn who(&self, parts: &Parts) -> Result<Option<ProjectId>, KeyError> {
-        if is_preflight(parts) || self.exempt.as_ref().is_some_and(|exempt| exempt(parts)) {
-            return Ok(None);
-        }
-        match self.key.extract(parts) {
+    /// Whether the request passes without being asked for an id: a health check has none.
+    pub(super) fn passes(&self, parts: &Parts) -> bool {
+        is_preflight(parts) || self.exempt.as_ref().is_some_and(|exempt| exempt(parts))
+    }
+
+    /// Who is limited, or `None` if this request is not.
+    pub(super) fn who(
+        &self,
+        found: Result<Option<ProjectId>, KeyError>,
+    ) -> Result<Option<ProjectId>, KeyError> {
+        match found {
             Err(error @ (KeyError::Missing | KeyError::Empty)) => match &self.on_missing {
                 OnMissing::Refuse => Err(error),
                 OnMissing::Skip => Ok(None),

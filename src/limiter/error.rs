@@ -75,12 +75,14 @@ pub enum KeyError {
     Missing,
     /// The id is empty.
     Empty,
-    /// The id has more than 128 bytes.
+    /// The id has more than 128 bytes, or more than 8 KiB below a hash.
     TooLong,
     /// The request carries more than one id.
     Duplicate,
     /// The id is not visible text.
     NotText,
+    /// What holds the id cannot be read: a host or an address that is none.
+    Malformed,
     /// The service looks for the id where none can come from: its own configuration is at fault.
     Unusable,
 }
@@ -90,9 +92,10 @@ impl fmt::Display for KeyError {
         f.write_str(match self {
             Self::Missing => "no project id: send one",
             Self::Empty => "empty project id: send 1 to 128 bytes",
-            Self::TooLong => "project id of more than 128 bytes: send a shorter one",
+            Self::TooLong => "project id too long: send a shorter one",
             Self::Duplicate => "more than one project id: send exactly one",
             Self::NotText => "project id is not visible text: send printable ascii or utf-8",
+            Self::Malformed => "the host or address that tells the project cannot be read",
             Self::Unusable => "the service cannot read project ids: its configuration is at fault",
         })
     }

@@ -8,6 +8,7 @@ mod bounds;
 mod bulkhead;
 mod fields;
 mod hold;
+mod keys;
 mod observed;
 mod protocols;
 mod support;

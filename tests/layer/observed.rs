@@ -153,7 +153,8 @@ mod logged {
     use axum::body::Body;
     use http::{Request, Response, StatusCode};
     use tower::{Layer as _, Service, service_fn};
-    use tower_slots::{ConcurrencyLimitLayer, key::extension, key::header};
+    use tower_slots::ConcurrencyLimitLayer;
+    use tower_slots::key::{TrustedProxies, extension, header, peer_ip, trusted_proxy_ip};
     use tracing::field::{Empty, Field, Visit};
     use tracing::{Event, Instrument, Subscriber, span};
     use tracing_subscriber::layer::{Context, SubscriberExt};
@@ -262,5 +263,44 @@ mod logged {
         assert_eq!(text.matches("holds secrets").count(), 1, "{text}");
         assert_eq!(text.matches("alloc::string::String").count(), 1, "{text}");
         assert_eq!(text.matches("[WARN").count(), 1, "{text}");
+    }
+
+    #[tokio::test]
+    async fn an_address_that_nobody_sets_is_said_once() {
+        capture();
+        let layer = ConcurrencyLimitLayer::in_memory(1);
+        let hops = trusted_proxy_ip(TrustedProxies::hops(1));
+        let networks = TrustedProxies::networks(["10.0.0.0/8"]).expect("a valid range");
+        let mut direct = layer.clone().key(peer_ip()).layer(Plain);
+        let mut proxied = layer.clone().key(trusted_proxy_ip(networks)).layer(Plain);
+        let mut hopping = layer.key(hops).layer(Plain);
+        for _ in 0..2 {
+            direct.call(request("secret-project")).await.expect("infallible");
+            proxied.call(request("secret-project")).await.expect("infallible");
+            hopping.call(request("secret-project")).await.expect("infallible");
+        }
+        let text = captured();
+        assert_eq!(text.matches("[ERROR").count(), 2, "{text}");
+        assert_eq!(text.matches("into_make_service_with_connect_info").count(), 2, "{text}");
+        assert_eq!(text.matches("[WARN message=no x-forwarded-for").count(), 1, "{text}");
+        assert!(!text.contains("secret"), "{text}");
+    }
+
+    #[cfg(feature = "axum")]
+    #[tokio::test]
+    async fn an_extractor_that_cannot_work_is_said_once() {
+        use axum::extract::Extension;
+        use tower_slots::key::extract;
+
+        capture();
+        let key = extract::<Extension<String>>(|id| id.0.clone());
+        let mut service = ConcurrencyLimitLayer::in_memory(1).key_async(key).layer(Plain);
+        for _ in 0..2 {
+            let response = service.call(request("acme")).await.expect("infallible");
+            assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+        }
+        let text = captured();
+        assert_eq!(text.matches("[ERROR").count(), 1, "{text}");
+        assert!(text.contains("Extension<alloc::string::String>"), "{text}");
     }
 }
