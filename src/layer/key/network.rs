@@ -17,6 +17,9 @@ impl Network {
         };
         let first: IpAddr =
             first.parse().map_err(|_| problem("not an ip address with or without a /prefix"))?;
+        if first.to_canonical() != first {
+            return Err(problem("an ipv4 range in ipv6 form: write it as an ipv4 range"));
+        }
         let bits = width(first);
         let prefix = match prefix {
             None => bits,
@@ -92,6 +95,7 @@ mod tests {
             assert!(Network::parse(text).is_err(), "{text}");
         }
         assert!(Network::parse("10.0.0.1/8").is_err());
+        assert!(Network::parse("::ffff:10.0.0.0/104").is_err());
         assert!(Network::parse("2001:db8::1/64").is_err());
         assert!(Network::parse("0.0.0.0/4294967296").is_err());
     }
