@@ -17,7 +17,9 @@ mod trace;
 pub use ::redis;
 
 pub use crate::error::ConfigError;
-pub use crate::layer::{ConcurrencyLimit, ConcurrencyLimitLayer, Hold, OnMissing, Rejection, key};
+pub use crate::layer::{
+    ConcurrencyLimit, ConcurrencyLimitLayer, Hold, OnMissing, RateLimitFields, Rejection, key,
+};
 pub use crate::limiter::{
     Acquire, AcquireError, HeldSlot, KeyError, Limit, LimitSource, Limiter, LimiterBuilder, OnOutage, Origin,
     ProjectId, Slot, SlotHandle,
