@@ -92,7 +92,7 @@ impl Queue {
     }
 
     /// Ends the wait of the first in line: its weight, and its waker for the caller to wake.
-    #[inline]
+    #[inline(always)]
     pub(super) fn settle_head(&mut self, verdict: Verdict) -> Option<(i64, Option<Waker>)> {
         let index = self.head;
         if index == NONE {
@@ -129,7 +129,7 @@ impl Queue {
     }
 
     /// Takes the holder of `ticket` out, wherever it stands: its waker, unless its wait was over.
-    #[inline]
+    #[inline(always)]
     pub(super) fn leave(&mut self, ticket: Ticket) -> Result<Option<Waker>, Verdict> {
         let entry = self.entries.get_mut(ticket.0);
         let left = match entry.verdict {

@@ -9,8 +9,9 @@ pub(super) const NONE: u32 = u32::MAX;
 /// step under the lock is one small allocation.
 const CHUNK: usize = 64;
 
-/// A slab that is not in use keeps its memory up to this many chunks.
-const KEEP: usize = 16;
+/// A slab that is not in use keeps its memory up to this many chunks: a burst that comes again and
+/// again does not allocate again and again.
+const KEEP: usize = 64;
 
 #[derive(Debug, Default)]
 struct Slot<T> {

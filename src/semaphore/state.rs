@@ -36,8 +36,8 @@ pub(super) struct State {
     pub(super) queue: Queue,
     pub(super) idle: Idle,
     pub(super) journal: Option<Journal>,
-    /// The weights do not fit into a word.
-    wide: bool,
+    /// Needed for good: somebody listens, the weights do not fit into a word, or it is closed.
+    always: bool,
     max_waiters: usize,
     cancellations: u64,
     closed: bool,
@@ -46,7 +46,7 @@ pub(super) struct State {
 impl State {
     pub(super) fn new(capacity: i64, max_waiters: usize, wide: bool, journal: Option<Journal>) -> Self {
         Self {
-            wide,
+            always: wide || journal.is_some(),
             capacity,
             acquired: 0,
             admissions: 0,
@@ -69,7 +69,7 @@ impl State {
     /// stake.
     #[inline]
     pub(super) fn needed(&self) -> bool {
-        self.closed || self.wide || !self.queue.is_empty() || !self.idle.is_empty() || self.journal.is_some()
+        !self.queue.is_empty() || self.always || !self.idle.is_empty()
     }
 
     pub(super) fn snapshot(&self) -> Snapshot {
@@ -86,6 +86,7 @@ impl State {
     }
 
     /// Admits, queues or refuses a valid weight. `waker` is taken if the caller is queued.
+    #[inline(always)]
     pub(super) fn acquire(
         &mut self,
         weight: i64,
@@ -107,6 +108,7 @@ impl State {
     }
 
     /// Admits a valid weight, or not.
+    #[inline]
     pub(super) fn try_acquire(
         &mut self,
         weight: i64,
@@ -123,6 +125,7 @@ impl State {
     }
 
     /// Counts a refusal.
+    #[cold]
     pub(super) fn refuse(&mut self, weight: i64, error: AcquireError, effects: &mut Effects) -> AcquireError {
         let reason = match error {
             AcquireError::InvalidWeight { .. } => Reason::InvalidWeight,
@@ -138,6 +141,7 @@ impl State {
         error
     }
 
+    #[inline(always)]
     pub(super) fn release(&mut self, id: PermitId, weight: i64, effects: &mut Effects) {
         self.acquired -= weight;
         self.emit(EventKind::Released, Reason::Released, id, weight, effects);
@@ -148,6 +152,7 @@ impl State {
     }
 
     /// Takes a queued caller out: its waker, or how its wait had ended before.
+    #[inline(always)]
     pub(super) fn leave(
         &mut self,
         ticket: Ticket,
@@ -169,6 +174,7 @@ impl State {
             return;
         }
         self.closed = true;
+        self.always = true;
         effects.expect_wakes(self.queue.len());
         while let Some((weight, waker)) = self.queue.settle_head(Verdict::Closed) {
             effects.wake(waker);
@@ -184,14 +190,18 @@ impl State {
     }
 
     /// Admits from the head of the queue up to the first who does not fit.
-    #[inline]
+    #[inline(always)]
     fn grant(&mut self, effects: &mut Effects) {
         while self.queue.head_weight().is_some_and(|weight| weight <= self.available()) {
-            let id = PermitId::new(self.admissions + 1);
-            if let Some((weight, waker)) = self.queue.settle_head(Verdict::Granted(id)) {
-                effects.wake(waker);
-                self.admit(weight, Reason::Fifo, effects);
-            }
+            self.grant_head(effects);
+        }
+    }
+
+    fn grant_head(&mut self, effects: &mut Effects) {
+        let id = PermitId::new(self.admissions + 1);
+        if let Some((weight, waker)) = self.queue.settle_head(Verdict::Granted(id)) {
+            effects.wake(waker);
+            self.admit(weight, Reason::Fifo, effects);
         }
     }
 
