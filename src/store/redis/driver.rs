@@ -21,7 +21,7 @@ use super::connection::{Conn, Endpoint};
 use super::error::timed_out;
 use super::flight::{Confirm, Flight, FlightReply};
 use super::script::{self, Source};
-use super::state::{Clock, FLIGHTS, Home, Link, State};
+use super::state::{FLIGHTS, Home, Link, State};
 use super::table::{Failed, News, Stamp};
 use super::upkeep;
 use crate::metrics::Operation;
@@ -314,7 +314,7 @@ impl Driver {
         state.flights -= 1;
         match result {
             Ok(reply) => {
-                state.clock = Clock { server: reply.now, at: now };
+                state.server_heard(reply.now, now);
                 let trouble = reply.answers.iter().find_map(|answer| {
                     answer.as_ref().err().filter(|error| error.kind() != StoreErrorKind::WrongType).cloned()
                 });
@@ -418,7 +418,7 @@ impl Driver {
             handle.spawn(super::connection::warn_of_settings(conn.clone()));
         }
         state.link = Some(Link { conn, epoch: state.epoch });
-        state.clock = Clock { server, at: Instant::now() };
+        state.server_heard(server, Instant::now());
         state.breaker.half_open();
         state.show(None);
         drop(state);

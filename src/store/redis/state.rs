@@ -23,7 +23,7 @@ pub(super) struct State {
     pub(super) breaker: Breaker,
     pub(super) link: Option<Link>,
     pub(super) epoch: u64,
-    pub(super) clock: Clock,
+    clock: Clock,
     pub(super) flights: usize,
     pub(super) home: Option<Home>,
     pub(super) homes: u64,
@@ -64,9 +64,9 @@ impl Home {
 }
 
 /// What the server's clock showed, and when by ours.
-pub(super) struct Clock {
-    pub(super) server: u64,
-    pub(super) at: Instant,
+struct Clock {
+    server: u64,
+    at: Instant,
 }
 
 impl Clock {
@@ -136,8 +136,9 @@ impl State {
         self.home.as_ref().is_some_and(|home| home.id == id)
     }
 
-    pub(super) fn server_heard(&mut self, server: u64) {
-        self.clock = Clock { server, at: Instant::now() };
+    /// The server's clock showed `server` in a reply that came `at` this instant.
+    pub(super) fn server_heard(&mut self, server: u64, at: Instant) {
+        self.clock = Clock { server, at };
     }
 
     /// It concerns one key, so the breaker has nothing to tell.

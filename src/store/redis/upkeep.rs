@@ -104,7 +104,7 @@ async fn renew(mut renewing: Renewing) {
         Ok(reply) => {
             let mut news = News::default();
             let mut state = driver.lock();
-            state.server_heard(reply.now);
+            state.server_heard(reply.now, Instant::now());
             state.table.renewed(batch, &reply, doubt, &mut news);
             drop(state);
             news.deliver();
