@@ -7,14 +7,14 @@ use crate::semaphore::{AcquireDeadline, AcquireError, Permit, Semaphore};
 pub(super) enum Entry {
     In(Permit),
     Refused(AcquireError),
-    Waiting(Pin<Box<AcquireDeadline>>),
+    Waiting(Pin<Box<AcquireDeadline<'static>>>),
 }
 
 /// Enters, or queues for up to `wait`.
 pub(super) fn enter(semaphore: &Semaphore, weight: u32, wait: Option<Duration>) -> Entry {
     let weight = i64::from(weight);
     if let Some(wait) = wait {
-        return Entry::Waiting(Box::pin(semaphore.acquire_timeout(weight, wait)));
+        return Entry::Waiting(Box::pin(semaphore.acquire_timeout(weight, wait).into_owned()));
     }
     match semaphore.try_acquire(weight) {
         Ok(Some(permit)) => Entry::In(permit),

@@ -49,7 +49,7 @@ pin_project! {
         // The request's head is with the asked one.
         Asking { asked: Asked, rest: Option<(B, S)> },
         Preparing { reply: Reply<Result<Prepared, AcquireError>>, who: Option<Who<S, B>> },
-        Entering { entry: Pin<Box<AcquireDeadline>>, prepared: Option<Prepared>, who: Option<Who<S, B>> },
+        Entering { entry: Pin<Box<AcquireDeadline<'static>>>, prepared: Option<Prepared>, who: Option<Who<S, B>> },
         Acquiring { reply: Reply<Result<Slot, AcquireError>>, permit: Option<Permit>, who: Option<Who<S, B>> },
         // The slot comes after the future: it is given back when that is gone.
         Running { #[pin] future: S::Future, slot: Option<Slot>, method: Method },

@@ -1,15 +1,17 @@
 //! The futures that acquire.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::future::Future;
+use std::mem;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use pin_project_lite::pin_project;
 use tokio::task::coop;
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use super::Semaphore;
 use super::error::AcquireError;
 use super::gate::Gate;
 use super::permit::{Permit, PermitId};
@@ -25,9 +27,8 @@ use super::state::Start;
 /// A place is kept without polling: a granted future that its task neither polls nor drops holds its
 /// weight like a permit. Take care with several of them in one task.
 #[must_use = "futures do nothing unless they are awaited"]
-pub struct Acquire {
-    /// Empty once the permit was handed out.
-    gate: Option<Arc<Gate>>,
+pub struct Acquire<'a> {
+    semaphore: Cow<'a, Semaphore>,
     weight: i64,
     stage: Stage,
 }
@@ -41,13 +42,39 @@ enum Stage {
     Done,
 }
 
-impl Acquire {
-    pub(super) fn new(gate: Arc<Gate>, weight: i64) -> Self {
-        Self { gate: Some(gate), weight, stage: Stage::Start }
+impl<'a> Acquire<'a> {
+    #[inline]
+    pub(super) fn new(semaphore: &'a Semaphore, weight: i64) -> Self {
+        Self { semaphore: Cow::Borrowed(semaphore), weight, stage: Stage::Start }
     }
 
-    #[inline]
-    fn start(&mut self, cx: &mut Context<'_>, late: bool) -> Poll<Result<Permit, AcquireError>> {
+    /// The same future, at the same place in the queue, with a handle of its own instead of a borrowed
+    /// one.
+    ///
+    /// ```
+    /// use tower_slots::semaphore::{Acquire, Semaphore};
+    ///
+    /// fn on_its_own() -> Acquire<'static> {
+    ///     let semaphore = Semaphore::builder(1).build().unwrap();
+    ///     semaphore.acquire(1).into_owned()
+    /// }
+    /// # assert!(tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(on_its_own()).is_ok());
+    /// ```
+    pub fn into_owned(mut self) -> Acquire<'static> {
+        let stage = mem::replace(&mut self.stage, Stage::Done);
+        Acquire { semaphore: Cow::Owned((*self.semaphore).clone()), weight: self.weight, stage }
+    }
+
+    #[inline(always)]
+    fn start(&mut self, cx: &mut Context<'_>) -> Poll<Result<Permit, AcquireError>> {
+        match self.gate().admit(self.weight) {
+            Some(id) => self.admitted(id, cx),
+            None => self.start_slowly(cx, false),
+        }
+    }
+
+    #[cold]
+    fn start_slowly(&mut self, cx: &mut Context<'_>, late: bool) -> Poll<Result<Permit, AcquireError>> {
         match self.gate().acquire(self.weight, late, cx.waker()) {
             Ok(Start::Admitted(id)) => self.admitted(id, cx),
             Ok(Start::Queued(ticket)) => {
@@ -55,6 +82,15 @@ impl Acquire {
                 Poll::Pending
             }
             Err(error) => self.failed(error),
+        }
+    }
+
+    #[cold]
+    fn go_on(&mut self, cx: &mut Context<'_>) -> Poll<Result<Permit, AcquireError>> {
+        match self.stage {
+            Stage::Queued(ticket) => self.look(ticket, cx),
+            Stage::Admitted(id) => self.admitted(id, cx),
+            Stage::Start | Stage::Done => panic!("an acquire was polled after it had completed"),
         }
     }
 
@@ -79,12 +115,28 @@ impl Acquire {
 
     /// Hands out the permit, unless the task has run for so long that others have to get a turn. The
     /// budget is charged after the admission, so that it never costs a place in the order.
-    #[inline]
+    #[inline(always)]
     fn admitted(&mut self, id: PermitId, cx: &mut Context<'_>) -> Poll<Result<Permit, AcquireError>> {
-        self.stage = Stage::Admitted(id);
-        ready!(coop::poll_proceed(cx)).made_progress();
-        self.stage = Stage::Done;
-        Poll::Ready(Ok(self.permit(id)))
+        match coop::poll_proceed(cx) {
+            Poll::Pending => {
+                self.stage = Stage::Admitted(id);
+                Poll::Pending
+            }
+            Poll::Ready(budget) => {
+                budget.made_progress();
+                self.stage = Stage::Done;
+                Poll::Ready(Ok(self.permit(id)))
+            }
+        }
+    }
+
+    #[cold]
+    fn give_up(&mut self) {
+        match self.stage {
+            Stage::Start | Stage::Done => {}
+            Stage::Queued(ticket) => self.gate().abandon(ticket, self.weight),
+            Stage::Admitted(id) => drop(self.permit(id)),
+        }
     }
 
     fn failed(&mut self, error: AcquireError) -> Poll<Result<Permit, AcquireError>> {
@@ -93,44 +145,38 @@ impl Acquire {
     }
 
     #[inline]
-    fn permit(&mut self, id: PermitId) -> Permit {
-        Permit::new(self.gate.take().expect(COMPLETED), id, self.weight)
+    fn permit(&self, id: PermitId) -> Permit {
+        Permit(self.semaphore.gate.held(id, self.weight))
     }
 
     #[inline]
     fn gate(&self) -> &Gate {
-        self.gate.as_ref().expect(COMPLETED)
+        &self.semaphore.gate
     }
 }
 
-const COMPLETED: &str = "an acquire was polled after it had completed";
-
-impl Future for Acquire {
+impl Future for Acquire<'_> {
     type Output = Result<Permit, AcquireError>;
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.stage {
-            Stage::Start => self.start(cx, false),
-            Stage::Queued(ticket) => self.look(ticket, cx),
-            Stage::Admitted(id) => self.admitted(id, cx),
-            Stage::Done => panic!("{COMPLETED}"),
+            Stage::Start => self.start(cx),
+            _ => self.go_on(cx),
         }
     }
 }
 
-impl Drop for Acquire {
+impl Drop for Acquire<'_> {
     #[inline]
     fn drop(&mut self) {
-        match self.stage {
-            Stage::Start | Stage::Done => {}
-            Stage::Queued(ticket) => self.gate().abandon(ticket, self.weight),
-            Stage::Admitted(id) => self.gate().release(id, self.weight),
+        if !matches!(self.stage, Stage::Start | Stage::Done) {
+            self.give_up();
         }
     }
 }
 
-impl fmt::Debug for Acquire {
+impl fmt::Debug for Acquire<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Acquire").field("weight", &self.weight).finish_non_exhaustive()
     }
@@ -142,8 +188,8 @@ pin_project! {
     ///
     /// Like [`Acquire`], and it sets a timer once it has to wait.
     #[must_use = "futures do nothing unless they are awaited"]
-    pub struct AcquireDeadline {
-        acquire: Acquire,
+    pub struct AcquireDeadline<'a> {
+        acquire: Acquire<'a>,
         // None: so far away that it never comes.
         deadline: Option<Instant>,
         #[pin]
@@ -151,13 +197,18 @@ pin_project! {
     }
 }
 
-impl AcquireDeadline {
-    pub(super) fn new(acquire: Acquire, deadline: Option<Instant>) -> Self {
+impl<'a> AcquireDeadline<'a> {
+    pub(super) fn new(acquire: Acquire<'a>, deadline: Option<Instant>) -> Self {
         Self { acquire, deadline, timer: None }
+    }
+
+    /// The same future with a handle of its own; see [`Acquire::into_owned`].
+    pub fn into_owned(self) -> AcquireDeadline<'static> {
+        AcquireDeadline { acquire: self.acquire.into_owned(), deadline: self.deadline, timer: self.timer }
     }
 }
 
-impl Future for AcquireDeadline {
+impl Future for AcquireDeadline<'_> {
     type Output = Result<Permit, AcquireError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -165,7 +216,7 @@ impl Future for AcquireDeadline {
         let polled = match this.acquire.stage {
             Stage::Start => {
                 let late = this.deadline.is_some_and(|deadline| deadline <= Instant::now());
-                this.acquire.start(cx, late)
+                if late { this.acquire.start_slowly(cx, true) } else { this.acquire.start(cx) }
             }
             _ => Pin::new(&mut *this.acquire).poll(cx),
         };
@@ -183,7 +234,7 @@ impl Future for AcquireDeadline {
     }
 }
 
-impl fmt::Debug for AcquireDeadline {
+impl fmt::Debug for AcquireDeadline<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AcquireDeadline")
             .field("weight", &self.acquire.weight)

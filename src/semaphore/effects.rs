@@ -30,10 +30,10 @@ struct More {
 
 impl Effects {
     #[inline]
-    pub(super) fn wake(&mut self, waker: Option<Waker>) {
+    pub(super) fn wake(&mut self, waker: Waker) {
         match self.waker {
-            None => self.waker = waker,
-            Some(_) => self.more().wakers.extend(waker),
+            None => self.waker = Some(waker),
+            Some(_) => self.more().wakers.push(waker),
         }
     }
 

@@ -9,12 +9,13 @@ use std::task::Waker;
 use super::effects::{Effects, Observer};
 use super::error::AcquireError;
 use super::event::{EventBatch, Reason, Ring};
+use super::handle::Handles;
 use super::idle::Place;
 use super::permit::PermitId;
 use super::queue::{Look, Ticket, Verdict};
 use super::snapshot::Snapshot;
 use super::state::{Journal, Start, State};
-use super::sync::{AtomicU64, Mutex, MutexGuard};
+use super::sync::{Alive, Arc, AtomicU64, Mutex, MutexGuard};
 use super::word::{CLOSED, Layout, SHUT};
 
 /// The gate is **open** while nobody waits, nobody listens and the semaphore is not closed. Then one
@@ -32,9 +33,11 @@ use super::word::{CLOSED, Layout, SHUT};
 ///   gate is shut, and only when the word's count is full.
 /// - No waker, no observer and no destructor of a waker runs under the lock.
 pub(super) struct Gate {
-    word: AtomicU64,
+    pub(super) word: AtomicU64,
     base: AtomicU64,
-    layout: Layout,
+    pub(super) layout: Layout,
+    pub(super) handles: Handles,
+    pub(super) alive: Alive,
     capacity: i64,
     max_waiters: usize,
     events: usize,
@@ -68,6 +71,8 @@ impl Gate {
             word: AtomicU64::new(if state.needed() { SHUT } else { layout.pack(capacity, 0) }),
             base: AtomicU64::new(0),
             layout,
+            handles: Handles::default(),
+            alive: Alive::default(),
             capacity,
             max_waiters,
             events,
@@ -114,9 +119,21 @@ impl Gate {
         self.change(|state, effects| state.try_acquire(weight, effects))
     }
 
+    /// Admits a weight if nothing more than that is to be done.
+    #[inline]
+    pub(super) fn admit(&self, weight: i64) -> Option<PermitId> {
+        if !self.is_valid(weight) {
+            return None;
+        }
+        match self.pass(weight, false) {
+            Pass::Admitted(id) => Some(id),
+            Pass::Refused | Pass::Undecided => None,
+        }
+    }
+
     /// Admits a weight, gives it a place in the queue, or refuses it; `late` says whether its
     /// deadline has passed.
-    #[inline]
+    #[inline(always)]
     pub(super) fn acquire(&self, weight: i64, late: bool, waker: &Waker) -> Result<Start, AcquireError> {
         if !self.is_valid(weight) {
             return Err(self.refuse_invalid(weight));
@@ -124,36 +141,31 @@ impl Gate {
         if late {
             return Err(self.refuse(weight, AcquireError::Deadline));
         }
-        let nobody_waits = self.max_waiters == 0;
-        match self.pass(weight, nobody_waits) {
-            Pass::Admitted(id) => Ok(Start::Admitted(id)),
-            Pass::Refused => Err(AcquireError::QueueFull { limit: 0 }),
-            Pass::Undecided => self.acquire_shut(weight, waker),
+        // Nobody can wait: an open gate decides that too.
+        if self.max_waiters == 0 {
+            match self.pass(weight, true) {
+                Pass::Admitted(id) => return Ok(Start::Admitted(id)),
+                Pass::Refused => return Err(AcquireError::QueueFull { limit: 0 }),
+                Pass::Undecided => {}
+            }
         }
+        self.acquire_shut(weight, waker)
     }
 
-    #[cold]
+    #[inline(always)]
     fn acquire_shut(&self, weight: i64, waker: &Waker) -> Result<Start, AcquireError> {
         let mut waker = Some(waker.clone());
         self.change(|state, effects| state.acquire(weight, &mut waker, effects))
     }
 
-    #[inline]
-    pub(super) fn release(&self, id: PermitId, weight: i64) {
-        let mut word = self.word.load(Relaxed);
-        while word & SHUT == 0 {
-            let released = self.layout.release(word, weight);
-            match self.word.compare_exchange_weak(word, released, Release, Relaxed) {
-                Ok(_) => return,
-                Err(now) => word = now,
-            }
-        }
-        self.release_shut(id, weight);
-    }
-
+    /// Releases what an open gate did not take back, and returns the gate: with its weight the caller
+    /// gives up what kept it.
     #[cold]
-    fn release_shut(&self, id: PermitId, weight: i64) {
-        self.change(|state, effects| state.release(id, weight, effects));
+    pub(super) fn release_shut(&self, id: PermitId, weight: i64) -> Option<Arc<Self>> {
+        self.change(|state, effects| {
+            state.release(id, weight, effects);
+            state.keep()
+        })
     }
 
     /// How the wait of a queued caller ended, if it has; otherwise `waker` will be told.
@@ -241,6 +253,20 @@ impl Gate {
         self.change(|state, _| state.idle.leave(place))
     }
 
+    /// The last handle goes. From now on permits are released under the lock, to see which is the last.
+    #[cold]
+    pub(super) fn desert(&self) -> Option<Arc<Self>> {
+        self.change(|state, _| {
+            state.desert();
+            state.keep()
+        })
+    }
+
+    /// Ties the gate to itself, before anybody else knows it.
+    pub(super) fn own(&self, gate: Arc<Self>) {
+        self.lock().life.own(gate);
+    }
+
     pub(super) fn snapshot(&self) -> Snapshot {
         let state = self.lock();
         let mut snapshot = state.snapshot();
@@ -316,7 +342,7 @@ impl Gate {
     }
 
     /// Changes the state, then does what the change leaves to do.
-    #[inline]
+    #[inline(always)]
     fn change<R>(&self, change: impl FnOnce(&mut State, &mut Effects) -> R) -> R {
         let mut effects = Effects::default();
         let mut state = self.lock();
@@ -327,6 +353,7 @@ impl Gate {
             self.open(&state);
         }
         drop(state);
+        self.alive.touch();
         effects.run(self.observer.as_deref());
         result
     }
@@ -356,6 +383,19 @@ impl Gate {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Gives weight back to an open gate, if it is one.
+#[inline]
+pub(super) fn release(word: &AtomicU64, layout: Layout, weight: i64) -> bool {
+    let mut now = word.load(Relaxed);
+    while now & SHUT == 0 {
+        match word.compare_exchange_weak(now, layout.release(now, weight), Release, Relaxed) {
+            Ok(_) => return true,
+            Err(changed) => now = changed,
+        }
+    }
+    false
 }
 
 impl fmt::Debug for Gate {

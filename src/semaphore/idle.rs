@@ -4,11 +4,10 @@ use std::fmt;
 use std::future::Future;
 use std::mem;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use super::effects::Effects;
-use super::gate::Gate;
+use super::handle::Handle;
 use super::slab::Slab;
 
 /// The callers that wait for the current drain, and how many drains are over.
@@ -76,7 +75,7 @@ impl Idle {
 /// Future of [`Semaphore::wait_idle`](super::Semaphore::wait_idle).
 #[must_use = "futures do nothing unless they are awaited"]
 pub struct WaitIdle {
-    gate: Arc<Gate>,
+    gate: Handle,
     stage: Stage,
 }
 
@@ -87,7 +86,7 @@ enum Stage {
 }
 
 impl WaitIdle {
-    pub(super) fn new(gate: Arc<Gate>) -> Self {
+    pub(super) fn new(gate: Handle) -> Self {
         Self { gate, stage: Stage::Start }
     }
 }

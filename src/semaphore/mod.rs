@@ -51,6 +51,7 @@ mod effects;
 mod error;
 mod event;
 mod gate;
+mod handle;
 mod idle;
 #[cfg(all(test, any(slots_loom, slots_shuttle)))]
 mod models;
@@ -66,7 +67,6 @@ mod word;
 
 use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
@@ -79,6 +79,7 @@ pub use self::error::{
 };
 pub use self::event::{Event, EventBatch, EventKind, Reason};
 use self::gate::Gate;
+use self::handle::Handle;
 pub use self::idle::WaitIdle;
 pub use self::permit::{Permit, PermitId, SharedPermit};
 pub use self::snapshot::Snapshot;
@@ -87,7 +88,7 @@ pub use self::snapshot::Snapshot;
 /// the same semaphore.
 #[derive(Clone)]
 pub struct Semaphore {
-    gate: Arc<Gate>,
+    gate: Handle,
 }
 
 impl Semaphore {
@@ -97,12 +98,12 @@ impl Semaphore {
     }
 
     fn new(gate: Gate) -> Self {
-        Self { gate: Arc::new(gate) }
+        Self { gate: Handle::new(gate) }
     }
 
     /// Acquires `weight`, and waits for it if others are first or too little is available.
     ///
-    /// Neither the future nor the permit borrows the semaphore.
+    /// The permit borrows nothing; for a future that does not either, see [`Acquire::into_owned`].
     ///
     /// # Errors
     ///
@@ -116,8 +117,8 @@ impl Semaphore {
     /// Dropping the future gives up its place in the queue: a caller that comes back stands at the
     /// end. If the permit was granted before, but not seen yet, it is released. Nothing leaks.
     #[inline]
-    pub fn acquire(&self, weight: i64) -> Acquire {
-        Acquire::new(Arc::clone(&self.gate), weight)
+    pub fn acquire(&self, weight: i64) -> Acquire<'_> {
+        Acquire::new(self, weight)
     }
 
     /// [Acquires](Self::acquire) `weight`, and waits for it no longer than `timeout` from now.
@@ -132,7 +133,7 @@ impl Semaphore {
     /// # Panics
     ///
     /// When it has to wait outside a tokio runtime with timers.
-    pub fn acquire_timeout(&self, weight: i64, timeout: Duration) -> AcquireDeadline {
+    pub fn acquire_timeout(&self, weight: i64, timeout: Duration) -> AcquireDeadline<'_> {
         AcquireDeadline::new(self.acquire(weight), Instant::now().checked_add(timeout))
     }
 
@@ -169,7 +170,7 @@ impl Semaphore {
     /// # Ok(()) }
     /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run()).unwrap();
     /// ```
-    pub fn acquire_deadline(&self, weight: i64, deadline: Instant) -> AcquireDeadline {
+    pub fn acquire_deadline(&self, weight: i64, deadline: Instant) -> AcquireDeadline<'_> {
         AcquireDeadline::new(self.acquire(weight), Some(deadline))
     }
 
@@ -183,7 +184,7 @@ impl Semaphore {
     #[inline]
     pub fn try_acquire(&self, weight: i64) -> Result<Option<Permit>, AcquireError> {
         let admitted = self.gate.try_acquire(weight)?;
-        Ok(admitted.map(|id| Permit::new(Arc::clone(&self.gate), id, weight)))
+        Ok(admitted.map(|id| Permit(self.gate.held(id, weight))))
     }
 
     /// Runs `operation` with `weight` held.
@@ -267,7 +268,7 @@ impl Semaphore {
     ///
     /// Dropping the future has no effect on anything.
     pub fn wait_idle(&self) -> WaitIdle {
-        WaitIdle::new(Arc::clone(&self.gate))
+        WaitIdle::new(self.gate.clone())
     }
 
     /// [Waits](Self::wait_idle) until nothing is held, but not past `deadline`.

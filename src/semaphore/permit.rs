@@ -2,7 +2,7 @@ use std::fmt;
 use std::sync::{Arc, PoisonError};
 
 use super::error::DuplicateRelease;
-use super::gate::Gate;
+use super::handle::Held;
 use super::sync::Mutex;
 
 /// The number of a permit: 1, 2, 3 … in the order in which a semaphore admitted.
@@ -52,31 +52,23 @@ impl fmt::Display for PermitId {
 /// ```
 ///
 /// It borrows nothing: it may outlive the task that acquired it and every handle to the semaphore. It
-/// stays valid after the semaphore was closed, and may be dropped anywhere, also outside a runtime. There is no lease and no timer: a permit that is forgotten with [`std::mem::forget`], or
-/// in a cycle of `Rc`s, keeps its weight for as long as the semaphore lives.
+/// stays valid after the semaphore was closed, and may be dropped anywhere, also outside a runtime.
+/// There is no lease and no timer: a permit that is forgotten with [`std::mem::forget`], or in a cycle
+/// of `Rc`s, keeps its weight, and the semaphore's memory, for good.
 #[must_use = "the weight is released when the permit is dropped"]
-pub struct Permit {
-    gate: Arc<Gate>,
-    id: PermitId,
-    weight: i64,
-}
+pub struct Permit(pub(super) Held);
 
 impl Permit {
-    #[inline]
-    pub(super) fn new(gate: Arc<Gate>, id: PermitId, weight: i64) -> Self {
-        Self { gate, id, weight }
-    }
-
     /// Its number.
     #[must_use]
     pub fn id(&self) -> PermitId {
-        self.id
+        self.0.id()
     }
 
     /// What it holds.
     #[must_use]
     pub fn weight(&self) -> i64 {
-        self.weight
+        self.0.weight()
     }
 
     /// Gives the weight back, as dropping does.
@@ -87,21 +79,17 @@ impl Permit {
 
     /// The permit in a form that several owners can hold, and any of them release.
     pub fn into_shared(self) -> SharedPermit {
-        let (id, weight) = (self.id, self.weight);
+        let (id, weight) = (self.id(), self.weight());
         SharedPermit { shared: Arc::new(Shared { permit: Mutex::new(Some(self)), id, weight }) }
-    }
-}
-
-impl Drop for Permit {
-    #[inline]
-    fn drop(&mut self) {
-        self.gate.release(self.id, self.weight);
     }
 }
 
 impl fmt::Debug for Permit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Permit").field("id", &self.id).field("weight", &self.weight).finish_non_exhaustive()
+        f.debug_struct("Permit")
+            .field("id", &self.id())
+            .field("weight", &self.weight())
+            .finish_non_exhaustive()
     }
 }
 

@@ -1,9 +1,10 @@
 //! The queue: a linked list over a slab, so that joining, granting and leaving from anywhere are O(1).
 
+use std::mem;
 use std::task::Waker;
 
 use super::permit::PermitId;
-use super::slab::{NONE, Slab};
+use super::slab::{Links, NONE, Slab};
 
 /// How a wait ended.
 #[derive(Debug, Clone, Copy)]
@@ -28,20 +29,23 @@ pub(super) enum Look {
 /// Memory that the queue no longer needs.
 pub(super) type Surplus = Slab<Waiter>;
 
-#[derive(Debug, Default)]
-pub(super) struct Waiter {
-    /// There is one while the caller waits.
-    waker: Option<Waker>,
-    weight: i64,
-    before: u32,
-    after: u32,
-    verdict: Option<Verdict>,
+/// One caller, as the queue knows it.
+#[derive(Debug)]
+pub(super) enum Waiter {
+    Waiting { waker: Waker, weight: i64 },
+    Over(Verdict),
+}
+
+impl Default for Waiter {
+    fn default() -> Self {
+        Self::Over(Verdict::Closed)
+    }
 }
 
 /// Callers in the order they came.
 ///
-/// Invariants: exactly the entries without a verdict are linked, from `head` to `tail`, and `len`
-/// counts them. Those with one only wait for their callers to look.
+/// Invariants: exactly those who wait are linked, from `head` to `tail`, and `len` counts them. The
+/// others only wait for their callers to look.
 #[derive(Debug)]
 pub(super) struct Queue {
     entries: Slab<Waiter>,
@@ -70,21 +74,23 @@ impl Queue {
     /// What the first in line wants.
     #[inline]
     pub(super) fn head_weight(&self) -> Option<i64> {
-        (self.head != NONE).then(|| self.entries.get(self.head).weight)
+        if self.head == NONE {
+            return None;
+        }
+        match self.entries.get(self.head) {
+            Waiter::Waiting { weight, .. } => Some(*weight),
+            Waiter::Over(_) => None,
+        }
     }
 
     #[inline]
     pub(super) fn join(&mut self, waker: Waker, weight: i64) -> Ticket {
         let (index, before) = (self.entries.take(), self.tail);
-        let entry = self.entries.get_mut(index);
-        entry.waker = Some(waker);
-        entry.weight = weight;
-        entry.before = before;
-        entry.after = NONE;
-        entry.verdict = None;
+        *self.entries.get_mut(index) = Waiter::Waiting { waker, weight };
+        *self.entries.links(index) = Links { before, after: NONE };
         match before {
             NONE => self.head = index,
-            before => self.entries.get_mut(before).after = index,
+            before => self.entries.links(before).after = index,
         }
         self.tail = index;
         self.len += 1;
@@ -93,52 +99,51 @@ impl Queue {
 
     /// Ends the wait of the first in line: its weight, and its waker for the caller to wake.
     #[inline(always)]
-    pub(super) fn settle_head(&mut self, verdict: Verdict) -> Option<(i64, Option<Waker>)> {
+    pub(super) fn settle_head(&mut self, verdict: Verdict) -> Option<(i64, Waker)> {
         let index = self.head;
         if index == NONE {
             return None;
         }
-        let entry = self.entries.get_mut(index);
-        entry.verdict = Some(verdict);
-        let settled = (entry.weight, entry.waker.take());
-        self.unlink(index);
-        Some(settled)
+        match mem::replace(self.entries.get_mut(index), Waiter::Over(verdict)) {
+            Waiter::Waiting { waker, weight } => {
+                self.unlink(index);
+                Some((weight, waker))
+            }
+            Waiter::Over(_) => None,
+        }
     }
 
     /// What became of the holder of `ticket`, whose waker is `current`.
     #[inline]
     pub(super) fn look(&mut self, ticket: Ticket, current: &Waker) -> Look {
-        let entry = self.entries.get(ticket.0);
-        match (entry.verdict, &entry.waker) {
-            (Some(verdict), _) => {
+        match *self.entries.get(ticket.0) {
+            Waiter::Over(verdict) => {
                 self.entries.free(ticket.0);
                 Look::Over(verdict)
             }
-            (None, Some(waker)) if waker.will_wake(current) => Look::Waiting,
-            (None, _) => Look::WakerChanged,
+            Waiter::Waiting { ref waker, .. } if waker.will_wake(current) => Look::Waiting,
+            Waiter::Waiting { .. } => Look::WakerChanged,
         }
     }
 
     /// Another waker for the holder of `ticket`: the old one, or the new one if its wait is over.
-    pub(super) fn change_waker(&mut self, ticket: Ticket, waker: Waker) -> Result<Option<Waker>, Waker> {
-        let entry = self.entries.get_mut(ticket.0);
-        match entry.verdict {
-            None => Ok(entry.waker.replace(waker)),
-            Some(_) => Err(waker),
+    pub(super) fn change_waker(&mut self, ticket: Ticket, fresh: Waker) -> Result<Waker, Waker> {
+        match self.entries.get_mut(ticket.0) {
+            Waiter::Waiting { waker, .. } => Ok(mem::replace(waker, fresh)),
+            Waiter::Over(_) => Err(fresh),
         }
     }
 
     /// Takes the holder of `ticket` out, wherever it stands: its waker, unless its wait was over.
     #[inline(always)]
-    pub(super) fn leave(&mut self, ticket: Ticket) -> Result<Option<Waker>, Verdict> {
-        let entry = self.entries.get_mut(ticket.0);
-        let left = match entry.verdict {
-            Some(verdict) => Err(verdict),
-            None => Ok(entry.waker.take()),
+    pub(super) fn leave(&mut self, ticket: Ticket) -> Result<Waker, Verdict> {
+        let left = match mem::take(self.entries.get_mut(ticket.0)) {
+            Waiter::Waiting { waker, .. } => {
+                self.unlink(ticket.0);
+                Ok(waker)
+            }
+            Waiter::Over(verdict) => Err(verdict),
         };
-        if left.is_ok() {
-            self.unlink(ticket.0);
-        }
         self.entries.free(ticket.0);
         left
     }
@@ -151,14 +156,14 @@ impl Queue {
 
     #[inline]
     fn unlink(&mut self, index: u32) {
-        let Waiter { before, after, .. } = *self.entries.get(index);
+        let Links { before, after } = *self.entries.links(index);
         match before {
             NONE => self.head = after,
-            before => self.entries.get_mut(before).after = after,
+            before => self.entries.links(before).after = after,
         }
         match after {
             NONE => self.tail = before,
-            after => self.entries.get_mut(after).before = before,
+            after => self.entries.links(after).before = before,
         }
         self.len -= 1;
     }

@@ -13,26 +13,35 @@ const CHUNK: usize = 64;
 /// again does not allocate again and again.
 const KEEP: usize = 64;
 
-#[derive(Debug, Default)]
+/// A place's neighbours in a list.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Links {
+    pub(super) before: u32,
+    pub(super) after: u32,
+}
+
+#[derive(Debug)]
 struct Slot<T> {
     value: T,
-    /// The next free slot, or [`NONE`].
-    next: u32,
+    /// Its holder's, while the place is taken; else `after` is the next free place.
+    links: Links,
 }
 
 /// A value is not moved when its place is taken or freed: it is written and cleared where it is.
 ///
-/// Invariant: the free slots form one list from `free`; `taken` counts the others.
+/// Invariant: the places below `fresh` are taken, or form one list from `free`; `taken` counts the
+/// former.
 #[derive(Debug)]
 pub(super) struct Slab<T> {
     chunks: Vec<Box<[Slot<T>; CHUNK]>>,
     free: u32,
+    fresh: u32,
     taken: usize,
 }
 
 impl<T> Default for Slab<T> {
     fn default() -> Self {
-        Self { chunks: Vec::new(), free: NONE, taken: 0 }
+        Self { chunks: Vec::new(), free: NONE, fresh: 0, taken: 0 }
     }
 }
 
@@ -46,20 +55,24 @@ impl<T: Default> Slab<T> {
     /// A place, with whatever value was left in it.
     #[inline]
     pub(super) fn take(&mut self) -> u32 {
-        if self.free == NONE {
-            self.grow();
-        }
-        let index = self.free;
-        self.free = self.slot(index).next;
         self.taken += 1;
+        let index = self.free;
+        if index == NONE {
+            return self.take_fresh();
+        }
+        self.free = self.links(index).after;
         index
     }
 
     #[inline]
     pub(super) fn free(&mut self, index: u32) {
-        self.slot(index).next = self.free;
-        self.free = index;
         self.taken -= 1;
+        if self.taken == 0 {
+            // Starting over keeps those who come one after the other next to each other in memory.
+            (self.free, self.fresh) = (NONE, 0);
+        } else {
+            self.links(index).after = mem::replace(&mut self.free, index);
+        }
     }
 
     #[inline]
@@ -71,6 +84,12 @@ impl<T: Default> Slab<T> {
     #[inline]
     pub(super) fn get_mut(&mut self, index: u32) -> &mut T {
         &mut self.slot(index).value
+    }
+
+    /// The links of a taken place, for its holder to use.
+    #[inline]
+    pub(super) fn links(&mut self, index: u32) -> &mut Links {
+        &mut self.slot(index).links
     }
 
     /// A slab that has grown large and is not in use any more, to be freed outside the lock; a new
@@ -91,17 +110,24 @@ impl<T: Default> Slab<T> {
         &mut self.chunks[index / CHUNK][index % CHUNK]
     }
 
+    #[inline]
+    fn take_fresh(&mut self) -> u32 {
+        let index = self.fresh;
+        if index as usize == self.chunks.len() * CHUNK {
+            self.grow();
+        }
+        self.fresh += 1;
+        index
+    }
+
     #[cold]
     fn grow(&mut self) {
-        let start = self.chunks.len() * CHUNK;
         // Each place belongs to a future of more than 16 bytes: memory ends before the indexes do.
-        let end = u32::try_from(start + CHUNK).expect("more waiters than memory can hold");
-        let start = end - CHUNK as u32;
-        self.chunks.push(Box::new(std::array::from_fn(|n| {
-            let next = start + n as u32 + 1;
-            Slot { value: T::default(), next: if next < end { next } else { NONE } }
+        assert!(self.fresh < NONE - CHUNK as u32, "more waiters than memory can hold");
+        self.chunks.push(Box::new(std::array::from_fn(|_| {
+            let links = Links { before: NONE, after: NONE };
+            Slot { value: T::default(), links }
         })));
-        self.free = start;
     }
 }
 
@@ -132,6 +158,18 @@ mod tests {
             slab.take();
         }
         assert_eq!((slab.taken(), slab.chunks.len()), (1000, chunks));
+    }
+
+    #[test]
+    fn an_empty_slab_starts_over() {
+        let (mut slab, indexes) = filled(3);
+        for index in [1, 2, 0] {
+            slab.free(indexes[index]);
+        }
+        assert_eq!([(); 3].map(|()| slab.take()), [0, 1, 2]);
+        slab.free(1);
+        slab.free(0);
+        assert_eq!([(); 3].map(|()| slab.take()), [0, 1, 3]);
     }
 
     #[test]

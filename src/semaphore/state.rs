@@ -5,10 +5,13 @@ use std::task::Waker;
 use super::effects::Effects;
 use super::error::AcquireError;
 use super::event::{Event, EventKind, Reason, Ring};
+use super::gate::Gate;
+use super::handle::Life;
 use super::idle::Idle;
 use super::permit::PermitId;
 use super::queue::{Queue, Ticket, Verdict};
 use super::snapshot::Snapshot;
+use super::sync::Arc;
 
 /// What an acquire came to at once.
 pub(super) enum Start {
@@ -36,7 +39,8 @@ pub(super) struct State {
     pub(super) queue: Queue,
     pub(super) idle: Idle,
     pub(super) journal: Option<Journal>,
-    /// Needed for good: somebody listens, the weights do not fit into a word, or it is closed.
+    pub(super) life: Life,
+    /// Needed for good: somebody listens, the weights do not fit into a word, it is closed or deserted.
     always: bool,
     max_waiters: usize,
     cancellations: u64,
@@ -54,6 +58,7 @@ impl State {
             queue: Queue::default(),
             idle: Idle::default(),
             journal,
+            life: Life::default(),
             max_waiters,
             cancellations: 0,
             closed: false,
@@ -159,7 +164,7 @@ impl State {
         weight: i64,
         reason: Reason,
         effects: &mut Effects,
-    ) -> Result<Option<Waker>, Verdict> {
+    ) -> Result<Waker, Verdict> {
         let waker = self.queue.leave(ticket)?;
         self.cancel(weight, reason, effects);
         self.grant(effects);
@@ -181,6 +186,18 @@ impl State {
             self.reject(weight, Reason::Closed, effects);
         }
         self.emit(EventKind::Closed, Reason::Shutdown, PermitId::ZERO, 0, effects);
+    }
+
+    /// No handle is left, and so nobody who waits.
+    pub(super) fn desert(&mut self) {
+        self.always = true;
+        self.life.desert();
+    }
+
+    /// See [`Life::keep`].
+    #[inline]
+    pub(super) fn keep(&mut self) -> Option<Arc<Gate>> {
+        self.life.keep(self.acquired == 0)
     }
 
     /// By subtraction: a sum could overflow.
@@ -233,9 +250,16 @@ impl State {
         weight: i64,
         effects: &mut Effects,
     ) {
-        let snapshot = self.snapshot();
+        if self.journal.is_some() {
+            let snapshot = self.snapshot();
+            self.record(Event { kind, reason, permit_id, weight, snapshot }, effects);
+        }
+    }
+
+    #[cold]
+    fn record(&mut self, event: Event, effects: &mut Effects) {
         if let Some(journal) = &mut self.journal {
-            journal.record(Event { kind, reason, permit_id, weight, snapshot }, effects);
+            journal.record(event, effects);
         }
     }
 }

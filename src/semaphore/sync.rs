@@ -1,23 +1,34 @@
 //! The primitives the semaphore is built on: those of `std`, or of a model checker in its own build.
 //!
-//! `Arc` stays that of `std`: what is checked is the protocol, not the count of handles.
+//! An `Arc` that is not part of our own protocol stays that of `std`.
 
 #[cfg(not(all(test, any(slots_loom, slots_shuttle))))]
 mod imp {
     pub(in super::super) use std::sync::atomic::AtomicU64;
-    pub(in super::super) use std::sync::{Mutex, MutexGuard};
+    pub(in super::super) use std::sync::{Arc, Mutex, MutexGuard};
 }
 
 #[cfg(all(test, slots_shuttle))]
 mod imp {
     pub(in super::super) use shuttle::sync::atomic::AtomicU64;
-    pub(in super::super) use shuttle::sync::{Mutex, MutexGuard};
+    pub(in super::super) use shuttle::sync::{Arc, Mutex, MutexGuard};
 }
 
 #[cfg(all(test, slots_loom))]
 mod imp {
-    pub(in super::super) use super::strict::{AtomicU64, load_by_adding_zero};
-    pub(in super::super) use loom::sync::{Mutex, MutexGuard};
+    pub(in super::super) use super::strict::{Alive, AtomicU64, load_by_adding_zero};
+    pub(in super::super) use loom::sync::{Arc, Mutex, MutexGuard};
+}
+
+/// Shows loom where a value is used, so that it finds a use after the end, and a value that has none.
+#[cfg(not(all(test, slots_loom)))]
+#[derive(Debug, Default)]
+pub(super) struct Alive {}
+
+#[cfg(not(all(test, slots_loom)))]
+impl Alive {
+    #[inline(always)]
+    pub(super) fn touch(&self) {}
 }
 
 pub(super) use self::imp::*;
@@ -40,6 +51,35 @@ mod strict {
     }
 
     #[derive(Debug)]
+    pub(in super::super) struct Alive {
+        uses: loom::cell::UnsafeCell<()>,
+        _counted: loom::alloc::Track<()>,
+    }
+
+    // SAFETY: the cell holds nothing; loom keeps a record of who looks at it, in its one real thread.
+    #[allow(unsafe_code, reason = "loom's cells are not Sync")]
+    unsafe impl Sync for Alive {}
+
+    impl Default for Alive {
+        fn default() -> Self {
+            Self { uses: loom::cell::UnsafeCell::new(()), _counted: loom::alloc::Track::new(()) }
+        }
+    }
+
+    impl Alive {
+        #[track_caller]
+        pub(in super::super) fn touch(&self) {
+            self.uses.with(|_| ());
+        }
+    }
+
+    impl Drop for Alive {
+        fn drop(&mut self) {
+            self.uses.with_mut(|_| ());
+        }
+    }
+
+    #[derive(Debug)]
     pub(in super::super) struct AtomicU64(loom::sync::atomic::AtomicU64);
 
     impl AtomicU64 {
@@ -55,6 +95,16 @@ mod strict {
         #[track_caller]
         pub(in super::super) fn store(&self, value: u64, order: Ordering) {
             self.0.swap(value, order);
+        }
+
+        #[track_caller]
+        pub(in super::super) fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+            self.0.fetch_add(value, order)
+        }
+
+        #[track_caller]
+        pub(in super::super) fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
+            self.0.fetch_sub(value, order)
         }
 
         #[track_caller]

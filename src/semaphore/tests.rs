@@ -248,7 +248,7 @@ fn futures_and_permits_go_anywhere() {
     fn anywhere<T: Send + Sync + Unpin + 'static>() {}
     fn sendable<T: Send + Sync>(_: &T) {}
     anywhere::<Semaphore>();
-    anywhere::<Acquire>();
+    anywhere::<Acquire<'static>>();
     anywhere::<Permit>();
     anywhere::<SharedPermit>();
     let semaphore = semaphore(1, 0);

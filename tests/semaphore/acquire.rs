@@ -32,10 +32,10 @@ fn rule_06_the_weight_check_beats_a_past_deadline() {
     paused(async {
         for sem in both(2, 1) {
             advance(SECOND).await;
-            let mut task = Task::new(sem.acquire_deadline(0, Instant::now() - MS));
+            let mut task = Task::new(sem.acquire_deadline(0, Instant::now() - MS).into_owned());
             assert_error!(task.ready(), AcquireError::InvalidWeight { weight: 0, .. });
             assert_error!(
-                Task::new(sem.acquire_timeout(-3, Duration::ZERO)).ready(),
+                Task::new(sem.acquire_timeout(-3, Duration::ZERO).into_owned()).ready(),
                 AcquireError::InvalidWeight { weight: -3, .. }
             );
             assert_state(&sem, "0/2 q0 a0 r2 c0");
@@ -71,7 +71,7 @@ fn rule_07_the_weight_check_beats_closed_and_a_past_deadline() {
         for sem in both(4, 1) {
             sem.close();
             assert_error!(now(&sem, 5), AcquireError::Oversize { weight: 5, capacity: 4, .. });
-            let mut late = Task::new(sem.acquire_timeout(5, Duration::ZERO));
+            let mut late = Task::new(sem.acquire_timeout(5, Duration::ZERO).into_owned());
             assert_error!(late.ready(), AcquireError::Oversize { weight: 5, capacity: 4, .. });
             assert_state(&sem, "0/4 q0 a0 r2 c0 closed");
         }
@@ -84,13 +84,22 @@ fn rule_08_a_past_deadline_is_a_cancellation_though_capacity_is_free() {
         for sem in both(4, 1) {
             advance(SECOND).await;
             for deadline in [Instant::now(), Instant::now() - MS, Instant::now() - SECOND] {
-                assert_error!(Task::new(sem.acquire_deadline(1, deadline)).ready(), AcquireError::Deadline);
+                assert_error!(
+                    Task::new(sem.acquire_deadline(1, deadline).into_owned()).ready(),
+                    AcquireError::Deadline
+                );
             }
-            assert_error!(Task::new(sem.acquire_timeout(1, Duration::ZERO)).ready(), AcquireError::Deadline);
+            assert_error!(
+                Task::new(sem.acquire_timeout(1, Duration::ZERO).into_owned()).ready(),
+                AcquireError::Deadline
+            );
             assert_state(&sem, "0/4 q0 a0 r0 c4");
         }
         let sem = recorded(4, 1);
-        assert_error!(Task::new(sem.acquire_timeout(3, Duration::ZERO)).ready(), AcquireError::Deadline);
+        assert_error!(
+            Task::new(sem.acquire_timeout(3, Duration::ZERO).into_owned()).ready(),
+            AcquireError::Deadline
+        );
         assert_events(&sem, &["canceled/deadline #0 w3 | 0/4 q0 a0 r0 c1"]);
     });
 }
@@ -101,10 +110,16 @@ fn rule_08_a_past_deadline_beats_closed_and_a_full_queue() {
         for sem in both(1, 1) {
             let held = hold(&sem, 1);
             let mut queued = queue(&sem, 1);
-            assert_error!(Task::new(sem.acquire_timeout(1, Duration::ZERO)).ready(), AcquireError::Deadline);
+            assert_error!(
+                Task::new(sem.acquire_timeout(1, Duration::ZERO).into_owned()).ready(),
+                AcquireError::Deadline
+            );
             assert_state(&sem, "1/1 q1 a1 r0 c1");
             sem.close();
-            assert_error!(Task::new(sem.acquire_timeout(1, Duration::ZERO)).ready(), AcquireError::Deadline);
+            assert_error!(
+                Task::new(sem.acquire_timeout(1, Duration::ZERO).into_owned()).ready(),
+                AcquireError::Deadline
+            );
             assert_state(&sem, "1/1 q0 a1 r1 c2 closed");
             assert_error!(queued.ready(), AcquireError::Closed);
             drop(held);
@@ -116,7 +131,7 @@ fn rule_08_a_past_deadline_beats_closed_and_a_full_queue() {
 fn rule_08_the_deadline_is_measured_at_the_first_poll() {
     paused(async {
         for sem in both(1, 1) {
-            let mut task = Task::new(sem.acquire_deadline(1, Instant::now() + SECOND));
+            let mut task = Task::new(sem.acquire_deadline(1, Instant::now() + SECOND).into_owned());
             advance(2 * SECOND).await;
             assert_error!(task.ready(), AcquireError::Deadline);
             assert_state(&sem, "0/1 q0 a0 r0 c1");
@@ -129,12 +144,12 @@ fn rule_08_a_deadline_ahead_does_not_disturb() {
     paused(async {
         for sem in both(4, 1) {
             for far in [MS, SECOND, Duration::MAX] {
-                drop(Task::new(sem.acquire_timeout(1, far)).granted());
+                drop(Task::new(sem.acquire_timeout(1, far).into_owned()).granted());
             }
-            drop(Task::new(sem.acquire_deadline(1, Instant::now() + SECOND)).granted());
+            drop(Task::new(sem.acquire_deadline(1, Instant::now() + SECOND).into_owned()).granted());
             assert_state(&sem, "0/4 q0 a4 r0 c0");
             let _held = hold(&sem, 4);
-            let mut queued = Task::new(sem.acquire_timeout(1, Duration::MAX));
+            let mut queued = Task::new(sem.acquire_timeout(1, Duration::MAX).into_owned());
             queued.assert_pending();
             advance(Duration::from_secs(86_400 * 365)).await;
             queued.assert_pending();
@@ -169,9 +184,12 @@ fn rule_09_a_deadline_ahead_meets_closed() {
     paused(async {
         for sem in both(2, 1) {
             sem.close();
-            assert_error!(Task::new(sem.acquire_timeout(1, SECOND)).ready(), AcquireError::Closed);
             assert_error!(
-                Task::new(sem.acquire_deadline(1, Instant::now() + SECOND)).ready(),
+                Task::new(sem.acquire_timeout(1, SECOND).into_owned()).ready(),
+                AcquireError::Closed
+            );
+            assert_error!(
+                Task::new(sem.acquire_deadline(1, Instant::now() + SECOND).into_owned()).ready(),
                 AcquireError::Closed
             );
             assert_state(&sem, "0/2 q0 a0 r2 c0 closed");
@@ -277,7 +295,7 @@ fn rule_11_a_queue_holds_as_many_as_it_was_told() {
         let held = hold(&sem, 1);
         let waiting: Vec<_> = (0..LIMIT)
             .map(|_| {
-                let mut task = Task::new(sem.acquire(1));
+                let mut task = Task::new(sem.acquire(1).into_owned());
                 task.assert_pending();
                 task
             })
@@ -318,8 +336,8 @@ fn rule_12_what_fits_queues_behind_whoever_queues() {
 fn rule_12_a_place_in_the_queue_is_taken_at_the_first_poll() {
     for sem in both(1, 4) {
         let held = hold(&sem, 1);
-        let mut made_first = Task::new(sem.acquire(1));
-        let unpolled = sem.acquire(1);
+        let mut made_first = Task::new(sem.acquire(1).into_owned());
+        let unpolled = sem.acquire(1).into_owned();
         assert_state(&sem, "1/1 q0 a1 r0 c0");
         let mut polled_first = queue(&sem, 1);
         made_first.assert_pending();
@@ -453,7 +471,7 @@ fn rule_15_errors_are_typed_and_their_words_are_stable() {
     drop(queued);
     let invalid = now(&sem, 0).unwrap_err();
     let oversize = sem.try_acquire(3).unwrap_err();
-    let deadline = Task::new(sem.acquire_timeout(1, Duration::ZERO)).refused();
+    let deadline = Task::new(sem.acquire_timeout(1, Duration::ZERO).into_owned()).refused();
     let unqueued = plain(1, 0);
     let _all = hold(&unqueued, 1);
     let none = now(&unqueued, 1).unwrap_err();

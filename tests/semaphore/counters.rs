@@ -150,7 +150,8 @@ fn rule_33_every_cause_counts_in_its_column() {
             assert_state(&sem, "2/2 q0 a3 r4 c0");
             assert_unavailable(&sem, 1);
             assert_state(&sem, "2/2 q0 a3 r5 c0");
-            let (cancelled, mut late) = (queue(&sem, 1), Task::new(sem.acquire_timeout(1, SECOND)));
+            let (cancelled, mut late) =
+                (queue(&sem, 1), Task::new(sem.acquire_timeout(1, SECOND).into_owned()));
             late.assert_pending();
             assert_error!(now(&sem, 1), AcquireError::QueueFull { .. });
             assert_state(&sem, "2/2 q2 a3 r6 c0");
@@ -160,7 +161,10 @@ fn rule_33_every_cause_counts_in_its_column() {
             advance(2 * SECOND).await;
             assert_error!(late.ready(), AcquireError::Deadline);
             assert_state(&sem, "2/2 q0 a3 r6 c2");
-            assert_error!(Task::new(sem.acquire_timeout(1, Duration::ZERO)).ready(), AcquireError::Deadline);
+            assert_error!(
+                Task::new(sem.acquire_timeout(1, Duration::ZERO).into_owned()).ready(),
+                AcquireError::Deadline
+            );
             assert_state(&sem, "2/2 q0 a3 r6 c3");
             assert!(sem.wait_idle_deadline(Instant::now() + MS).await.is_err());
             assert_state(&sem, "2/2 q0 a3 r6 c3");

@@ -20,7 +20,7 @@ fn rule_35_one_of_each_transition_in_order() {
         let three = sem.try_acquire(3).unwrap().unwrap();
         let mut first = queue(&sem, 2);
         let mut second = queue(&sem, 1);
-        let mut late = Task::new(sem.acquire_timeout(4, SECOND));
+        let mut late = Task::new(sem.acquire_timeout(4, SECOND).into_owned());
         late.assert_pending();
         let _ = now(&sem, 1);
         let _ = sem.try_acquire(1);
@@ -30,7 +30,7 @@ fn rule_35_one_of_each_transition_in_order() {
         let (first, second) = (first.granted(), second.granted());
         advance(2 * SECOND).await;
         let _ = late.refused();
-        let _ = Task::new(sem.acquire_timeout(2, Duration::ZERO)).refused();
+        let _ = Task::new(sem.acquire_timeout(2, Duration::ZERO).into_owned()).refused();
         let gone = queue(&sem, 4);
         drop(gone);
         let (mut left, mut right) = (queue(&sem, 2), queue(&sem, 4));
@@ -245,7 +245,7 @@ fn rule_36_an_observer_may_re_enter() {
                     let _ = sem.is_closed();
                     drop(sem.try_acquire(1));
                     drop(queue_anything(sem, 4));
-                    drop(Task::new(sem.acquire(1)).poll());
+                    drop(Task::new(sem.acquire(1).into_owned()).poll());
                     let _ = sem.drain_events();
                     if event.kind == EventKind::Closed {
                         sem.close();
@@ -263,7 +263,7 @@ fn rule_36_an_observer_may_re_enter() {
         handle.set(sem.clone()).unwrap();
         let held = hold(&sem, 2);
         let other = hold(&sem, 1);
-        let mut waiting = Task::new(sem.acquire(3));
+        let mut waiting = Task::new(sem.acquire(3).into_owned());
         let waited = waiting.poll().is_pending();
         assert!(waited);
         *shared.lock().unwrap() = Some(other.into_shared());
@@ -294,7 +294,7 @@ fn rule_36_an_observer_may_re_enter() {
 
 /// Polls an acquire once, whatever comes of it.
 fn queue_anything(sem: &Semaphore, weight: i64) -> Waiting {
-    let mut task = Task::new(sem.acquire(weight));
+    let mut task = Task::new(sem.acquire(weight).into_owned());
     // A permit is given back at once.
     drop(task.poll());
     task
@@ -356,7 +356,7 @@ fn rule_36_an_observer_that_always_panics_is_caught_everywhere() {
         drop(sem.try_acquire(1).unwrap().unwrap());
         assert!(now(&sem, 0).is_err());
         assert!(sem.try_acquire(3).is_err());
-        let mut late = Task::new(sem.acquire_timeout(2, SECOND));
+        let mut late = Task::new(sem.acquire_timeout(2, SECOND).into_owned());
         late.assert_pending();
         drop(queue(&sem, 1));
         advance(2 * SECOND).await;

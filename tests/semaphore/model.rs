@@ -469,8 +469,8 @@ impl<'a> Run<'a> {
                 let weight = weight.saturating_mul(self.settings.unit);
                 let deadline = Self::deadline(ends);
                 let task = match deadline {
-                    None => Task::new(self.sem.acquire(weight)),
-                    Some(deadline) => Task::new(self.sem.acquire_deadline(weight, deadline)),
+                    None => Task::new(self.sem.acquire(weight).into_owned()),
+                    Some(deadline) => Task::new(self.sem.acquire_deadline(weight, deadline).into_owned()),
                 };
                 self.callers.push(Caller { name: self.next, weight, deadline, task, polled: false });
                 self.next += 1;

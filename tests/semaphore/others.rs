@@ -53,7 +53,7 @@ fn others_a_waker_that_releases_is_stuck() {
             let (one, two) = (hold(&sem, 1), hold(&sem, 2));
             let releasing = Releasing(Mutex::new(Some(two.into_shared())));
             let waker = Waker::from(Arc::new(releasing));
-            let mut first = Task::new(sem.acquire(1));
+            let mut first = Task::new(sem.acquire(1).into_owned());
             assert!(first.poll_with(&waker).is_pending());
             let mut second = queue(&sem, 2);
             drop(one);
@@ -174,7 +174,7 @@ fn others_nothing_wears_out() {
         for _ in 0..20_000 {
             match random.u8(..5) {
                 0 | 1 => {
-                    let mut task = Task::new(sem.acquire(random.i64(1..=2)));
+                    let mut task = Task::new(sem.acquire(random.i64(1..=2)).into_owned());
                     match task.poll() {
                         std::task::Poll::Ready(Ok(permit)) => permits.push(permit),
                         std::task::Poll::Ready(Err(_)) => {}

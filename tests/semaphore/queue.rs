@@ -112,7 +112,7 @@ fn rule_17_wakers_run_after_the_whole_transition() {
             let held = hold(&sem, 3);
             let looking = Arc::new(Looking { sem: sem.clone(), seen: Mutex::default() });
             let waker = Waker::from(looking.clone());
-            let mut tasks: Vec<Waiting> = (0..3).map(|_| Task::new(sem.acquire(1))).collect();
+            let mut tasks: Vec<Waiting> = (0..3).map(|_| Task::new(sem.acquire(1).into_owned())).collect();
             for task in &mut tasks {
                 assert!(task.poll_with(&waker).is_pending());
             }
@@ -209,7 +209,7 @@ fn rule_18_a_head_past_its_deadline_admits_those_behind() {
     paused(async {
         let sem = recorded(4, 8);
         let _held = hold(&sem, 3);
-        let mut big = Task::new(sem.acquire_timeout(2, SECOND));
+        let mut big = Task::new(sem.acquire_timeout(2, SECOND).into_owned());
         big.assert_pending();
         let mut small = queue(&sem, 1);
         skip_events(&sem);
@@ -296,7 +296,7 @@ fn cost(waiting: usize, operation: impl Fn(&mut Line<'_>)) -> f64 {
     const DONE: usize = 100;
     let sem = plain(1, 1_000_000);
     let held = hold(&sem, 1);
-    let mut tasks: Vec<_> = (0..waiting).map(|_| Some(Task::new(sem.acquire(1)))).collect();
+    let mut tasks: Vec<_> = (0..waiting).map(|_| Some(Task::new(sem.acquire(1).into_owned()))).collect();
     for task in tasks.iter_mut().flatten() {
         task.assert_pending();
     }
@@ -334,7 +334,7 @@ fn rule_19_leaving_takes_as_long_however_many_wait() {
 #[test]
 fn rule_37_joining_and_being_granted_take_as_long_however_many_wait() {
     assert_constant(|line| {
-        let mut task = Task::new(line.sem.acquire(1));
+        let mut task = Task::new(line.sem.acquire(1).into_owned());
         task.assert_pending();
         line.tasks.push(Some(task));
     });
@@ -356,7 +356,7 @@ fn rule_20_a_grant_that_came_first_wins_against_everything() {
     paused(async {
         for sem in both(1, 4) {
             let held = hold(&sem, 1);
-            let mut task = Task::new(sem.acquire_timeout(1, SECOND));
+            let mut task = Task::new(sem.acquire_timeout(1, SECOND).into_owned());
             task.assert_pending();
             drop(held);
             advance(2 * SECOND).await;
@@ -372,7 +372,7 @@ fn rule_20_a_grant_before_the_time_is_noticed_is_a_grant() {
     paused(async {
         for sem in both(1, 4) {
             let held = hold(&sem, 1);
-            let mut task = Task::new(sem.acquire_timeout(1, SECOND));
+            let mut task = Task::new(sem.acquire_timeout(1, SECOND).into_owned());
             task.assert_pending();
             // Time is up, and the task was not polled since: it still stands in the queue.
             advance(2 * SECOND).await;
@@ -388,7 +388,7 @@ fn rule_20_close_that_came_first_beats_the_deadline_and_the_drop() {
     paused(async {
         for sem in both(1, 4) {
             let held = hold(&sem, 1);
-            let mut task = Task::new(sem.acquire_timeout(1, SECOND));
+            let mut task = Task::new(sem.acquire_timeout(1, SECOND).into_owned());
             task.assert_pending();
             let dropped = queue(&sem, 1);
             sem.close();
@@ -438,7 +438,7 @@ fn rule_20_a_grant_that_is_never_polled_is_given_back_after_close_and_past_the_d
     paused(async {
         for sem in both(1, 4) {
             let held = hold(&sem, 1);
-            let mut granted = Task::new(sem.acquire_timeout(1, SECOND));
+            let mut granted = Task::new(sem.acquire_timeout(1, SECOND).into_owned());
             granted.assert_pending();
             let mut idle = Task::new(sem.wait_idle());
             idle.assert_pending();
@@ -459,9 +459,9 @@ fn rule_21_a_dropped_acquire_and_a_passed_deadline_are_told_apart() {
         let sem = recorded(1, 4);
         let _held = hold(&sem, 1);
         let dropped = queue(&sem, 1);
-        let mut dropped_with_deadline = Task::new(sem.acquire_timeout(1, SECOND));
+        let mut dropped_with_deadline = Task::new(sem.acquire_timeout(1, SECOND).into_owned());
         dropped_with_deadline.assert_pending();
-        let mut late = Task::new(sem.acquire_deadline(1, Instant::now() + SECOND));
+        let mut late = Task::new(sem.acquire_deadline(1, Instant::now() + SECOND).into_owned());
         late.assert_pending();
         skip_events(&sem);
         drop(dropped_with_deadline);
@@ -487,8 +487,9 @@ fn rule_21_each_deadline_is_kept_by_itself() {
     paused(async {
         for sem in both(1, 4) {
             let held = hold(&sem, 1);
-            let mut tasks: Vec<_> =
-                [3, 1, 2].map(|seconds| Task::new(sem.acquire_timeout(1, seconds * SECOND))).into();
+            let mut tasks: Vec<_> = [3, 1, 2]
+                .map(|seconds| Task::new(sem.acquire_timeout(1, seconds * SECOND).into_owned()))
+                .into();
             for task in &mut tasks {
                 task.assert_pending();
             }
@@ -533,7 +534,7 @@ fn rule_22_nothing_of_a_waiter_is_kept() {
             let held = hold(&sem, 1);
             let mut granted = queue(&sem, 1);
             let cancelled = queue(&sem, 1);
-            let mut late = Task::new(sem.acquire_timeout(1, SECOND));
+            let mut late = Task::new(sem.acquire_timeout(1, SECOND).into_owned());
             late.assert_pending();
             let mut closed = queue(&sem, 1);
             let flags = [granted.flag(), cancelled.flag(), late.flag(), closed.flag()];
@@ -589,13 +590,13 @@ fn rule_22_no_part_keeps_another_alive() {
         .build()
         .unwrap();
     let joined = || {
-        let mut task = Task::new(sem.acquire(1));
+        let mut task = Task::new(sem.acquire(1).into_owned());
         task.assert_pending();
         task
     };
     let held = hold(&sem, 1);
     let (mut granted, waiting) = (joined(), joined());
-    let unpolled = sem.acquire(1);
+    let unpolled = sem.acquire(1).into_owned();
     let clone = sem.clone();
     drop(sem);
     drop(clone);
@@ -662,7 +663,7 @@ fn rule_17_a_waker_that_panics_takes_nobody_with_it() {
         for sem in both(4, 4) {
             let held = Mutex::new(Some(hold(&sem, 4)));
             let panicking = Arc::new(Panicking(AtomicUsize::new(0)));
-            let mut tasks: Vec<Waiting> = (0..4).map(|_| Task::new(sem.acquire(1))).collect();
+            let mut tasks: Vec<Waiting> = (0..4).map(|_| Task::new(sem.acquire(1).into_owned())).collect();
             for (place, task) in tasks.iter_mut().enumerate() {
                 let waker = Waker::from(panicking.clone());
                 let polled = if place == at { task.poll_with(&waker) } else { task.poll() };
@@ -710,7 +711,7 @@ fn rule_22_futures_outlive_every_handle() {
     for sem in both(1, 4) {
         let held = hold(&sem, 1);
         let (mut first, mut second) = (queue(&sem, 1), queue(&sem, 1));
-        let mut unpolled: Waiting = Task::new(sem.acquire(1));
+        let mut unpolled: Waiting = Task::new(sem.acquire(1).into_owned());
         let mut idle: Task<'static, ()> = Task::new(sem.wait_idle());
         idle.assert_pending();
         drop(sem);

@@ -319,7 +319,7 @@ fn races_of_everything_end_idle() {
                             let weight = random.i64(1..=3) * unit;
                             match random.u8(..6) {
                                 0 | 1 => drop(sem.try_acquire(weight)),
-                                2 => drop(Task::new(sem.acquire(weight)).poll()),
+                                2 => drop(Task::new(sem.acquire(weight).into_owned()).poll()),
                                 3 => {
                                     let at = sem.snapshot();
                                     line(at);

@@ -165,13 +165,19 @@ fn built() -> Vec<(PathBuf, String)> {
         .collect()
 }
 
+/// The one file that follows pointers.
+const UNSAFE: &str = "handle.rs";
+
 #[test]
 fn rule_37_the_source_spawns_nothing_and_imports_nothing_of_the_crate() {
     let built = built();
     let length: usize = built.iter().map(|(_, code)| code.len()).sum();
     assert!(built.len() > 3 && length > 10_000, "nearly nothing was looked at: {length} characters");
     for (path, code) in built {
-        let faults = faults(&code);
+        let mut faults = faults(&code);
+        if path.ends_with(UNSAFE) {
+            faults.retain(|fault| fault != "unsafe");
+        }
         assert!(faults.is_empty(), "{}: {faults:?}", path.display());
     }
 }
@@ -232,7 +238,7 @@ fn rule_24_and_27_are_documented() {
     let text: String = all.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
     assert!(text.contains("compile_fail"), "a second release that does not compile");
     assert!(text.contains("mem::forget"), "a permit that is forgotten");
-    let permit = text.find("pub struct Permit {").unwrap();
+    let permit = text.find("pub struct Permit(").unwrap();
     let before = &text[..permit];
     let attributes = &before[before.rfind("\n}\n").unwrap_or(0)..];
     assert!(attributes.contains("#[must_use"), "a permit must be used");

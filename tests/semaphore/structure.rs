@@ -75,7 +75,7 @@ fn rule_37_nothing_is_spawned() {
         for sem in both(2, 8) {
             let held = hold(&sem, 2);
             let mut tasks: Vec<_> = (0..4).map(|_| queue(&sem, 1)).collect();
-            let mut late = Task::new(sem.acquire_timeout(1, SECOND));
+            let mut late = Task::new(sem.acquire_timeout(1, SECOND).into_owned());
             late.assert_pending();
             assert!(sem.wait_idle_deadline(Instant::now() + MS).await.is_err());
             let idle = sem.wait_idle();
@@ -96,7 +96,7 @@ fn rule_37_deadlines_follow_the_clock_of_tokio() {
     paused(async {
         for sem in both(1, 4) {
             let _held = hold(&sem, 1);
-            let mut task = Task::new(sem.acquire_timeout(1, MS));
+            let mut task = Task::new(sem.acquire_timeout(1, MS).into_owned());
             task.assert_pending();
             thread::sleep(10 * MS);
             task.assert_pending();
@@ -138,7 +138,7 @@ impl Probing {
         if free {
             let _ = self.sem.snapshot();
             let _ = self.sem.try_acquire(1);
-            drop(Task::new(self.sem.acquire(1)).poll());
+            drop(Task::new(self.sem.acquire(1).into_owned()).poll());
         }
     }
 }
@@ -165,7 +165,7 @@ fn probed(
         let sem = recorded(2, 8);
         let calls = Arc::new(Mutex::new(Vec::new()));
         let held = hold(&sem, 2);
-        let mut task = Some(Task::new(sem.acquire(1)));
+        let mut task = Some(Task::new(sem.acquire(1).into_owned()));
         let waker = Waker::from(Arc::new(Probing { sem: sem.clone(), calls: calls.clone() }));
         assert!(task.as_mut().unwrap().poll_with(&waker).is_pending());
         drop(waker);
@@ -205,7 +205,7 @@ fn rule_37_no_waker_is_touched_under_the_lock_at_a_deadline() {
             let sem = recorded(2, 8);
             let calls = Arc::new(Mutex::new(Vec::new()));
             let _held = hold(&sem, 2);
-            let mut task = Task::new(sem.acquire_timeout(1, SECOND));
+            let mut task = Task::new(sem.acquire_timeout(1, SECOND).into_owned());
             let waker = Waker::from(Arc::new(Probing { sem: sem.clone(), calls: calls.clone() }));
             assert!(task.poll_with(&waker).is_pending());
             drop(waker);
@@ -247,7 +247,7 @@ fn rule_37_no_waker_is_touched_under_the_lock_when_a_big_head_leaves() {
         let calls = Arc::new(Mutex::new(Vec::new()));
         let _held = hold(&sem, 1);
         let big = queue(&sem, 2);
-        let mut small = Task::new(sem.acquire(1));
+        let mut small = Task::new(sem.acquire(1).into_owned());
         let waker = Waker::from(Arc::new(Probing { sem: sem.clone(), calls: calls.clone() }));
         assert!(small.poll_with(&waker).is_pending());
         drop(waker);
@@ -308,8 +308,8 @@ fn rule_37_futures_may_be_sent_and_moved() {
         future
     }
     let sem = plain(1, 1);
-    drop(moved(sent(sem.acquire(1))));
-    drop(sent(sem.acquire_timeout(1, SECOND)));
+    drop(moved(sent(sem.acquire(1).into_owned())));
+    drop(sent(sem.acquire_timeout(1, SECOND).into_owned()));
     drop(sent(sem.wait_idle()));
     drop(sent(sem.execute(1, async {})));
 }
@@ -358,8 +358,8 @@ fn rule_37_a_task_that_has_to_yield_keeps_what_it_was_admitted_for() {
                     let before = 2 * at as u64;
                     let held = hold(&sem, 1);
                     let mut task = match end {
-                        "late" => Task::new(sem.acquire_timeout(1, 20 * MS)),
-                        _ => Task::new(sem.acquire(1)),
+                        "late" => Task::new(sem.acquire_timeout(1, 20 * MS).into_owned()),
+                        _ => Task::new(sem.acquire(1).into_owned()),
                     };
                     let mut held = Some(held);
                     if queued {
@@ -390,9 +390,9 @@ fn rule_37_a_task_that_has_to_yield_keeps_what_it_was_admitted_for() {
 #[test]
 fn rule_37_an_acquire_that_is_polled_after_its_end_panics_and_changes_nothing() {
     for sem in both(1, 1) {
-        let mut task = Task::new(sem.acquire(1));
+        let mut task = Task::new(sem.acquire(1).into_owned());
         drop(task.granted());
-        let mut refused = Task::new(sem.acquire(2));
+        let mut refused = Task::new(sem.acquire(2).into_owned());
         let _ = refused.refused();
         let mut polls = || {
             let again = std::panic::AssertUnwindSafe(|| drop((task.poll(), refused.poll())));

@@ -181,7 +181,7 @@ impl Waiting {
 #[track_caller]
 pub(crate) fn queue(sem: &Semaphore, weight: i64) -> Waiting {
     let before = sem.snapshot().waiters;
-    let mut task = Task::new(sem.acquire(weight));
+    let mut task = Task::new(sem.acquire(weight).into_owned());
     task.assert_pending();
     assert_eq!(sem.snapshot().waiters, before + 1);
     task
@@ -190,7 +190,7 @@ pub(crate) fn queue(sem: &Semaphore, weight: i64) -> Waiting {
 /// An acquire that is answered at once.
 #[track_caller]
 pub(crate) fn now(sem: &Semaphore, weight: i64) -> Result<Permit, AcquireError> {
-    Task::new(sem.acquire(weight)).ready()
+    Task::new(sem.acquire(weight).into_owned()).ready()
 }
 
 #[track_caller]

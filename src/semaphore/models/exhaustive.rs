@@ -116,7 +116,7 @@ fn a_granted_future_that_is_dropped_passes_the_weight_on() {
     explore(3, || {
         let semaphore = semaphore(1, 2);
         let held = hold(&semaphore, 1);
-        let mut first = semaphore.acquire(1);
+        let mut first = semaphore.acquire(1).into_owned();
         assert!(poll_once(&mut first).is_pending());
         let second = spawn(&semaphore, |s| block_on(s.acquire(1)).unwrap().id().get());
         let dropping = thread::spawn(move || drop(first));
@@ -260,11 +260,52 @@ fn a_waker_that_changes_is_not_lost() {
     explore(3, || {
         let semaphore = semaphore(1, 1);
         let held = hold(&semaphore, 1);
-        let mut acquire = semaphore.acquire(1);
+        let mut acquire = semaphore.acquire(1).into_owned();
         assert!(poll_once(&mut acquire).is_pending());
         let waiter = thread::spawn(move || drop(block_on(acquire).unwrap()));
         drop(held);
         waiter.join().unwrap();
         assert_at_rest(&semaphore, 2);
+    });
+}
+
+#[test]
+fn the_last_handle_goes_beside_the_last_permit() {
+    explore(3, || {
+        let semaphore = semaphore(2, 0);
+        let permits = [hold(&semaphore, 1), hold(&semaphore, 1)];
+        let releases = permits.map(|permit| thread::spawn(move || drop(permit)));
+        drop(semaphore);
+        releases.into_iter().for_each(|release| release.join().unwrap());
+    });
+}
+
+#[test]
+fn two_handles_go_beside_a_release_through_the_lock() {
+    explore(3, || {
+        let semaphore = semaphore(1, 1);
+        let held = hold(&semaphore, 1);
+        let mut waiter = semaphore.acquire(1).into_owned();
+        assert!(poll_once(&mut waiter).is_pending());
+        let release = thread::spawn(move || drop(held));
+        let cancel = thread::spawn(move || drop(waiter));
+        drop(semaphore);
+        release.join().unwrap();
+        cancel.join().unwrap();
+    });
+}
+
+#[test]
+fn a_permit_outlives_every_handle() {
+    explore(3, || {
+        let semaphore = semaphore(2, 0);
+        let [kept, other] = [hold(&semaphore, 1), hold(&semaphore, 1)];
+        let clone = semaphore.clone();
+        let deserting = thread::spawn(move || drop(clone));
+        drop(semaphore);
+        drop(other);
+        deserting.join().unwrap();
+        assert_eq!((kept.id().get(), kept.weight()), (1, 1));
+        thread::spawn(move || drop(kept)).join().unwrap();
     });
 }

@@ -11,6 +11,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::{Semaphore, Snapshot};
 
+#[cfg(slots_loom)]
 fn semaphore(capacity: i64, max_waiters: usize) -> Semaphore {
     Semaphore::builder(capacity).max_waiters(max_waiters).build().unwrap()
 }
