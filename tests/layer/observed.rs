@@ -3,17 +3,18 @@
 #[cfg(feature = "metrics")]
 mod counted {
     use std::collections::HashMap;
-    use std::convert::Infallible;
     use std::io;
 
     use axum::body::Body;
     use http::request::Parts;
-    use http::{Method, Request, Response, StatusCode};
+    use http::{Method, Request};
     use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
-    use tower::{Layer, ServiceExt, service_fn};
-    use tower_slots::{ConcurrencyLimitLayer, Limiter, MemoryStore, OnOutage, SlotHandle};
+    use tower_slots::{ConcurrencyLimitLayer, Limiter, OnOutage};
 
-    use crate::support::{Down, Script, app, data, endless, next, origins, request, send, text};
+    use crate::support::{
+        Down, Script, active, app, data, endless, next, origins, request, send, text, until,
+    };
+    use crate::upgrade;
 
     fn recorded(make: impl FnOnce() -> ConcurrencyLimitLayer) -> (ConcurrencyLimitLayer, Snapshotter) {
         let recorder = DebuggingRecorder::new();
@@ -122,23 +123,18 @@ mod counted {
 
     #[tokio::test]
     async fn upgrades_count_by_whether_their_slot_is_held() {
-        for holds in [true, false] {
-            let limiter = || Limiter::builder(MemoryStore::new()).build().expect("valid settings");
-            let (layer, snapshotter) = recorded(|| ConcurrencyLimitLayer::new(limiter()));
-            let (keep, mut kept) = tokio::sync::mpsc::unbounded_channel();
-            let service = layer.layer(service_fn(move |request: Request<Body>| {
-                let held = request.extensions().get().and_then(SlotHandle::hold).filter(|_| holds);
-                keep.send(held).expect("a receiver");
-                let mut response = Response::new(Body::empty());
-                *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-                async { Ok::<_, Infallible>(response) }
-            }));
-            drop(service.oneshot(request("acme")).await);
-            drop(kept.recv().await);
+        for (upgrade, holds) in upgrade::ALL.into_iter().flat_map(|by| [(by, true), (by, false)]) {
+            let (layer, snapshotter) = recorded(|| ConcurrencyLimitLayer::in_memory(1));
+            let server = upgrade::serve(&layer, holds).await;
+            for _ in 0..2 {
+                upgrade.open(server).await.expect("a free slot").echo().await;
+                until(async || active(layer.limiter(), "acme").await == 0).await;
+            }
             let counts = counts(&snapshotter);
-            let (unheld, end) = if holds { (0, "upgraded") } else { (1, "completed") };
-            assert_eq!(counts.get("upgrade_unheld_total{}").copied().unwrap_or(0), unheld);
-            assert_eq!(of(&counts, "slot_hold_seconds"), pairs(&[(end, 1)]));
+            let (unheld, end) = if holds { (0, "upgraded") } else { (2, "completed") };
+            let counted = counts.get("upgrade_unheld_total{}").copied().unwrap_or(0);
+            assert_eq!(counted, unheld, "{upgrade:?}");
+            assert_eq!(of(&counts, "slot_hold_seconds"), pairs(&[(end, 2)]), "{upgrade:?}");
         }
     }
 }
@@ -146,13 +142,10 @@ mod counted {
 #[cfg(feature = "tracing")]
 mod logged {
     use std::cell::RefCell;
-    use std::convert::Infallible;
     use std::fmt::{Debug, Write};
     use std::sync::Once;
 
-    use axum::body::Body;
-    use http::{Request, Response, StatusCode};
-    use tower::{Layer as _, Service, service_fn};
+    use tower::{Layer as _, Service};
     use tower_slots::ConcurrencyLimitLayer;
     use tower_slots::key::{TrustedProxies, extension, header, peer_ip, trusted_proxy_ip};
     use tracing::field::{Empty, Field, Visit};
@@ -161,6 +154,7 @@ mod logged {
     use tracing_subscriber::{Layer, Registry};
 
     use crate::support::{Plain, request};
+    use crate::upgrade;
 
     thread_local! {
         /// All that was recorded and logged on this test's thread.
@@ -185,6 +179,10 @@ mod logged {
         }
 
         fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+            // HTTP's own crates have much to tell.
+            if !event.metadata().target().starts_with("tower_slots") {
+                return;
+            }
             note(format_args!("[{} ", event.metadata().level()));
             event.record(&mut Self);
             note(format_args!("]"));
@@ -247,22 +245,29 @@ mod logged {
         capture();
         let layer = ConcurrencyLimitLayer::in_memory(1);
         let mut secret = layer.clone().key(header("cookie")).layer(Plain);
-        let mut unset = layer.clone().key(extension::<String>(|id: &String| id.clone())).layer(Plain);
-        let mut upgrades = layer.layer(service_fn(async |_: Request<Body>| {
-            let mut response = Response::new(Body::empty());
-            *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-            Ok::<_, Infallible>(response)
-        }));
+        let mut unset = layer.key(extension::<String>(|id: &String| id.clone())).layer(Plain);
         for _ in 0..2 {
             secret.call(request("acme")).await.expect("infallible");
             unset.call(request("acme")).await.expect("infallible");
-            upgrades.call(request("acme")).await.expect("infallible");
         }
         let text = captured();
         assert_eq!(text.matches("[ERROR").count(), 2, "{text}");
         assert_eq!(text.matches("holds secrets").count(), 1, "{text}");
         assert_eq!(text.matches("alloc::string::String").count(), 1, "{text}");
-        assert_eq!(text.matches("[WARN").count(), 1, "{text}");
+    }
+
+    #[tokio::test]
+    async fn upgrades_that_nobody_holds_are_said_once() {
+        capture();
+        for upgrade in upgrade::ALL {
+            let server = upgrade::serve(&ConcurrencyLimitLayer::in_memory(1), false).await;
+            for _ in 0..2 {
+                upgrade.open(server).await.expect("a free slot").echo().await;
+            }
+            let text = captured();
+            assert_eq!(text.matches("[WARN").count(), 1, "{upgrade:?}: {text}");
+            assert!(text.contains("upgraded without its slot"), "{upgrade:?}: {text}");
+        }
     }
 
     #[tokio::test]
@@ -290,6 +295,7 @@ mod logged {
     #[tokio::test]
     async fn an_extractor_that_cannot_work_is_said_once() {
         use axum::extract::Extension;
+        use http::StatusCode;
         use tower_slots::key::extract;
 
         capture();

@@ -1,75 +1,200 @@
-//! Connections that outlive their request.
+//! Connections that outlive their request, over real sockets.
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::body::Body;
+use axum::extract::ws::WebSocketUpgrade;
+use axum::response::Response as Answer;
+use axum::routing::any;
+use axum::{Extension, Router};
+use futures_util::{SinkExt, StreamExt};
 use http::{Method, Request, Response, StatusCode};
-use hyper::body::Incoming;
-use hyper_util::rt::TokioIo;
-use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use hyper::client::conn::{http1, http2};
+use hyper::ext::Protocol;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::protocol::{Message, Role};
+use tokio_tungstenite::{WebSocketStream, client_async, tungstenite};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_slots::{ConcurrencyLimitLayer, SlotHandle};
 
 use crate::support::{active, endless_body, request, until};
 
-/// Serves HTTP/1 on one end of a pipe: upgrades, then echoes one byte and closes.
-fn serve(layer: &ConcurrencyLimitLayer, holds: bool) -> DuplexStream {
-    let service = layer.layer(service_fn(move |mut request: Request<Incoming>| async move {
-        let slot = request.extensions().get().and_then(SlotHandle::hold).filter(|_| holds);
+/// The ways to turn a request into a connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Upgrade {
+    /// HTTP/1: 101 to a GET.
+    WebSocket,
+    /// HTTP/2: 200 to an extended CONNECT (RFC 8441).
+    WebSocketStream,
+    /// HTTP/1: 200 to a CONNECT.
+    Tunnel,
+    /// HTTP/2: 200 to a CONNECT.
+    TunnelStream,
+}
+
+pub(crate) const ALL: [Upgrade; 4] =
+    [Upgrade::WebSocket, Upgrade::WebSocketStream, Upgrade::Tunnel, Upgrade::TunnelStream];
+
+/// Serves echoes by any upgrade, and keeps the slot of each if it `holds`.
+pub(crate) async fn serve(layer: &ConcurrencyLimitLayer, holds: bool) -> SocketAddr {
+    let websocket = async move |Extension(slot): Extension<SlotHandle>, upgrade: WebSocketUpgrade| {
+        let slot = slot.hold().filter(|_| holds);
+        upgrade.on_upgrade(async move |mut socket| {
+            while let Some(Ok(message)) = socket.recv().await {
+                if socket.send(message).await.is_err() {
+                    break;
+                }
+            }
+            drop(slot);
+        })
+    };
+    // What a plain CONNECT asks for has no path, so no route matches it.
+    let tunnel = async move |Extension(slot): Extension<SlotHandle>, mut request: Request<Body>| {
+        let slot = slot.hold().filter(|_| holds);
         let upgrade = hyper::upgrade::on(&mut request);
         tokio::spawn(async move {
-            let mut io = TokioIo::new(upgrade.await.expect("an upgrade"));
-            let byte = io.read_u8().await.expect("a byte");
-            io.write_u8(byte).await.expect("an open connection");
+            let (mut from, mut to) = tokio::io::split(TokioIo::new(upgrade.await.expect("an upgrade")));
+            let _however_it_ends = tokio::io::copy(&mut from, &mut to).await;
             drop(slot);
         });
-        let response = Response::builder()
-            .status(StatusCode::SWITCHING_PROTOCOLS)
-            .header("connection", "upgrade")
-            .header("upgrade", "echo");
-        Ok::<_, Infallible>(response.body(Body::empty()).expect("a response"))
-    }));
-    let (client, server) = tokio::io::duplex(1024);
-    let http = hyper::server::conn::http1::Builder::new();
-    tokio::spawn(
-        http.serve_connection(TokioIo::new(server), TowerToHyperService::new(service)).with_upgrades(),
-    );
-    client
+        Answer::new(Body::empty())
+    };
+    let router = Router::new().route("/", any(websocket)).fallback(tunnel).layer(layer.clone());
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    tokio::spawn(async { axum::serve(listener, router).await });
+    address
 }
 
-async fn upgrade(client: &mut DuplexStream) {
-    let head =
-        "GET / HTTP/1.1\r\nhost: a\r\nx-project-id: acme\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n";
-    client.write_all(head.as_bytes()).await.expect("an open connection");
-    let mut answer = Vec::new();
-    while !answer.ends_with(b"\r\n\r\n") {
-        answer.push(client.read_u8().await.expect("an answer"));
+pub(crate) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// The client's end of an upgraded connection; dropping it closes it.
+pub(crate) enum Open {
+    WebSocket(Box<WebSocketStream<Box<dyn Io>>>),
+    Tunnel(Box<dyn Io>),
+}
+
+impl Upgrade {
+    /// The connection, or the status of the refusal.
+    pub(crate) async fn open(self, address: SocketAddr) -> Result<Open, StatusCode> {
+        let stream = TcpStream::connect(address).await.expect("a connection");
+        match self {
+            Self::WebSocket => handshake(address, stream).await,
+            Self::WebSocketStream => {
+                let io = over_http2(stream, extended_connect(address)).await?;
+                let socket = WebSocketStream::from_raw_socket(io, Role::Client, None).await;
+                Ok(Open::WebSocket(Box::new(socket)))
+            }
+            Self::Tunnel => over_http1(stream, connect()).await.map(Open::Tunnel),
+            Self::TunnelStream => over_http2(stream, connect()).await.map(Open::Tunnel),
+        }
     }
-    assert!(answer.starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&answer));
+}
+
+impl Open {
+    pub(crate) async fn echo(&mut self) {
+        match self {
+            Self::WebSocket(socket) => {
+                socket.send(Message::text("hello")).await.expect("an open connection");
+                let echo = socket.next().await.expect("an echo").expect("an open connection");
+                assert_eq!(echo, Message::text("hello"));
+            }
+            Self::Tunnel(io) => {
+                io.write_u8(7).await.expect("an open connection");
+                assert_eq!(io.read_u8().await.expect("an echo"), 7);
+            }
+        }
+    }
+}
+
+async fn handshake(address: SocketAddr, stream: TcpStream) -> Result<Open, StatusCode> {
+    let mut request = format!("ws://{address}/").into_client_request().expect("a url");
+    request.headers_mut().insert("x-project-id", "acme".parse().expect("a value"));
+    match client_async(request, Box::new(stream) as Box<dyn Io>).await {
+        Ok((socket, _)) => Ok(Open::WebSocket(Box::new(socket))),
+        Err(tungstenite::Error::Http(refusal)) => Err(refusal.status()),
+        Err(error) => panic!("no answer: {error}"),
+    }
+}
+
+fn connect() -> Request<Body> {
+    let mut request = request("acme");
+    *request.method_mut() = Method::CONNECT;
+    *request.uri_mut() = "db.internal:5432".parse().expect("an authority");
+    request
+}
+
+fn extended_connect(address: SocketAddr) -> Request<Body> {
+    let mut request = request("acme");
+    *request.method_mut() = Method::CONNECT;
+    *request.uri_mut() = format!("http://{address}/").parse().expect("a url");
+    request.headers_mut().insert("sec-websocket-version", "13".parse().expect("a value"));
+    request.extensions_mut().insert(Protocol::from_static("websocket"));
+    request
+}
+
+async fn over_http1(stream: TcpStream, request: Request<Body>) -> Result<Box<dyn Io>, StatusCode> {
+    let (mut http, connection) = http1::handshake(TokioIo::new(stream)).await.expect("a connection");
+    tokio::spawn(connection.with_upgrades());
+    upgraded(http.send_request(request).await).await
+}
+
+async fn over_http2(stream: TcpStream, request: Request<Body>) -> Result<Box<dyn Io>, StatusCode> {
+    let io = TokioIo::new(stream);
+    let (mut http, connection) = http2::handshake(TokioExecutor::new(), io).await.expect("a connection");
+    tokio::spawn(connection);
+    // An extended CONNECT may go out once the server's settings allow it, and those come before its
+    // first answer.
+    let nobodys = Request::get("http://localhost/").body(Body::empty()).expect("a request");
+    assert_eq!(http.send_request(nobodys).await.expect("an answer").status(), StatusCode::BAD_REQUEST);
+    upgraded(http.send_request(request).await).await
+}
+
+async fn upgraded(answer: hyper::Result<Response<hyper::body::Incoming>>) -> Result<Box<dyn Io>, StatusCode> {
+    let answer = answer.expect("an answer");
+    if answer.status() != StatusCode::OK {
+        return Err(answer.status());
+    }
+    let connection = hyper::upgrade::on(answer).await.expect("an upgrade");
+    Ok(Box::new(TokioIo::new(connection)))
 }
 
 #[tokio::test]
-async fn a_held_upgrade_keeps_its_slot_for_as_long_as_the_connection_lives() {
-    let layer = ConcurrencyLimitLayer::in_memory(1);
-    let mut client = serve(&layer, true);
-    upgrade(&mut client).await;
-    assert_eq!(active(layer.limiter(), "acme").await, 1);
-    client.write_u8(7).await.expect("an open connection");
-    assert_eq!(client.read_u8().await.expect("an echo"), 7);
-    until(async || active(layer.limiter(), "acme").await == 0).await;
+async fn a_held_upgrade_occupies_its_slot_until_it_is_closed() {
+    for upgrade in ALL {
+        let layer = ConcurrencyLimitLayer::in_memory(1);
+        let server = serve(&layer, true).await;
+        let mut first = upgrade.open(server).await.expect("a free slot");
+        first.echo().await;
+        assert_eq!(active(layer.limiter(), "acme").await, 1, "{upgrade:?}");
+        let second = upgrade.open(server).await.err();
+        assert_eq!(second, Some(StatusCode::TOO_MANY_REQUESTS), "{upgrade:?}");
+        first.echo().await;
+
+        drop(first);
+        until(async || active(layer.limiter(), "acme").await == 0).await;
+        upgrade.open(server).await.expect("a free slot").echo().await;
+    }
 }
 
 #[tokio::test]
-async fn an_unheld_upgrade_lets_go_of_its_slot() {
-    let layer = ConcurrencyLimitLayer::in_memory(1);
-    let mut client = serve(&layer, false);
-    upgrade(&mut client).await;
-    assert_eq!(active(layer.limiter(), "acme").await, 0);
-    client.write_u8(7).await.expect("an open connection");
-    assert_eq!(client.read_u8().await.expect("an echo"), 7);
+async fn an_upgrade_that_nobody_holds_gives_its_slot_back_at_once() {
+    for upgrade in ALL {
+        let layer = ConcurrencyLimitLayer::in_memory(1);
+        let server = serve(&layer, false).await;
+        let mut first = upgrade.open(server).await.expect("a free slot");
+        assert_eq!(active(layer.limiter(), "acme").await, 0, "{upgrade:?}");
+        let mut second = upgrade.open(server).await.expect("a free slot");
+        first.echo().await;
+        second.echo().await;
+    }
 }
 
 #[tokio::test]
