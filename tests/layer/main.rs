@@ -6,6 +6,7 @@ mod attach;
 mod axum_types;
 mod bounds;
 mod bulkhead;
+mod curl;
 mod fields;
 mod hold;
 mod keys;
