@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,7 @@ use http_body_util::{BodyExt, Empty};
 use hyper_util::client::legacy::{Client, connect::HttpConnector};
 use hyper_util::rt::TokioExecutor;
 use tokio::net::TcpListener;
+use tokio::sync::Notify;
 use tower_slots::{ConcurrencyLimitLayer, Limiter, MemoryStore, ProjectId, RedisStore};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -59,7 +60,7 @@ async fn run() -> Result<bool, Error> {
     let client: HttpClient = Client::builder(TokioExecutor::new()).build_http();
 
     load(&client, &servers, &fleet).await?;
-    let streamed = stream_holds_its_slot(&client, &servers).await?;
+    let streamed = stream_holds_its_slot(&client, &servers, &fleet).await?;
     for limiter in &limiters {
         limiter.shutdown(Duration::from_secs(2)).await;
     }
@@ -95,9 +96,14 @@ fn limiters(redis: Option<String>) -> Result<Vec<Limiter>, Error> {
     (0..SERVERS).map(|_| limiter()).collect()
 }
 
-/// What the handlers of all servers saw of each project.
+/// What the handlers of all servers share.
 #[derive(Default)]
-struct Fleet(Mutex<BTreeMap<String, Seen>>);
+struct Fleet {
+    /// What they saw of each project.
+    seen: Mutex<BTreeMap<String, Seen>>,
+    /// Lets the streamed response go on: what is shown does not hang on how fast this runs.
+    next_token: Notify,
+}
 
 #[derive(Default, Clone)]
 struct Seen {
@@ -111,7 +117,7 @@ struct Seen {
 
 impl Fleet {
     fn with<T>(&self, project: &str, change: impl FnOnce(&mut Seen) -> T) -> T {
-        change(self.0.lock().expect("no handler panics").entry(project.to_owned()).or_default())
+        change(self.seen.lock().expect("no handler panics").entry(project.to_owned()).or_default())
     }
 }
 
@@ -153,10 +159,13 @@ async fn work(
     "done"
 }
 
-async fn tokens() -> Response {
-    let chunks = stream::unfold(0, |n| async move {
-        tokio::time::sleep(Duration::from_millis(150)).await;
-        (n < 5).then(|| (Ok::<_, std::convert::Infallible>(format!("token {n} ")), n + 1))
+async fn tokens(State(fleet): State<Arc<Fleet>>) -> Response {
+    let chunks = stream::unfold(0, move |n| {
+        let fleet = Arc::clone(&fleet);
+        async move {
+            fleet.next_token.notified().await;
+            (n < 5).then(|| (Ok::<_, std::convert::Infallible>(format!("token {n} ")), n + 1))
+        }
     });
     Response::new(Body::from_stream(chunks))
 }
@@ -219,19 +228,25 @@ async fn progress(fleet: Arc<Fleet>, over: Arc<AtomicBool>) {
 }
 
 /// A streamed response keeps its slot until its last byte, and no longer.
-async fn stream_holds_its_slot(client: &HttpClient, servers: &[String]) -> Result<bool, Error> {
+async fn stream_holds_its_slot(
+    client: &HttpClient,
+    servers: &[String],
+    fleet: &Fleet,
+) -> Result<bool, Error> {
     println!("\na streamed response of {STREAMER}, whose limit is 1:");
     let mut response = client.request(get_request(&servers[0], "/stream", STREAMER)?).await?;
-    let refused = AtomicU32::new(0);
+    let mut refused = 0;
+    fleet.next_token.notify_one();
     while let Some(frame) = response.frame().await {
         let Ok(token) = frame?.into_data() else { continue };
         let other = client.request(get_request(&servers[1], "/work", STREAMER)?).await?;
-        refused.fetch_add(u32::from(other.status() == StatusCode::TOO_MANY_REQUESTS), Ordering::Relaxed);
+        refused += u32::from(other.status() == StatusCode::TOO_MANY_REQUESTS);
         println!(
             "  got {:?}; another request meanwhile: {}",
             String::from_utf8_lossy(&token),
             other.status()
         );
+        fleet.next_token.notify_one();
     }
     // The slot is on its way back once the last byte was sent.
     let start = Instant::now();
@@ -240,7 +255,7 @@ async fn stream_holds_its_slot(client: &HttpClient, servers: &[String]) -> Resul
         after = client.request(get_request(&servers[1], "/work", STREAMER)?).await?.status();
     }
     println!("  after its last byte: {after}");
-    Ok(refused.into_inner() == 5 && after == StatusCode::OK)
+    Ok(refused == 5 && after == StatusCode::OK)
 }
 
 fn report(fleet: &Fleet) -> bool {
