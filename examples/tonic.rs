@@ -9,12 +9,14 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Buf, BufMut};
 use futures_util::StreamExt;
 use http::uri::PathAndQuery;
+use tokio::sync::Semaphore;
 use tonic::body::Body;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder, Streaming};
 use tonic::server::NamedService;
@@ -23,7 +25,7 @@ use tonic::transport::{Channel, Server};
 use tonic::{Code, Request, Response, Status};
 use tonic_types::StatusExt;
 use tower::{Service, service_fn};
-use tower_slots::ConcurrencyLimitLayer;
+use tower_slots::{ConcurrencyLimitLayer, Limiter};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 type Client = tonic::client::Grpc<Channel>;
@@ -34,7 +36,9 @@ async fn main() -> Result<(), Error> {
     let limiter = layer.limiter().clone();
     let incoming = TcpIncoming::bind("127.0.0.1:0".parse()?)?;
     let url = format!("http://{}", incoming.local_addr()?);
-    tokio::spawn(Server::builder().layer(layer).add_service(Greeter).serve_with_incoming(incoming));
+    let greeter = Greeter { more: Arc::new(Semaphore::new(0)) };
+    let more = Arc::clone(&greeter.more);
+    tokio::spawn(Server::builder().layer(layer).add_service(greeter).serve_with_incoming(incoming));
     let client = Client::new(Channel::from_shared(url)?.connect().await?);
 
     println!("a unary call: {}", hello(&client, "acme").await?);
@@ -47,18 +51,15 @@ async fn main() -> Result<(), Error> {
     refused(count(&client, "acme").await.err())?;
     println!("  globex is not held up: {}", hello(&client, "globex").await?);
 
-    println!("one stream is read to its end, the other given up:");
+    println!("one stream is given up, the other read to its end:");
+    drop(two);
+    until(&limiter, 1).await?;
+    more.add_permits(2);
     while let Some(text) = one.message().await? {
         println!("  stream one: {text:?}");
     }
-    drop(two);
-    let mut waited = 0;
-    while limiter.active("acme").await? > 0 {
-        waited += 1;
-        expect(waited < 500, "both slots are given back")?;
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    println!("  both slots are free, and acme is served: {}", hello(&client, "acme").await?);
+    until(&limiter, 0).await?;
+    println!("both slots are free, and acme is served: {}", hello(&client, "acme").await?);
     Ok(())
 }
 
@@ -70,6 +71,17 @@ fn refused(status: Option<Status>) -> Result<(), Error> {
     let delay = details.retry_info().and_then(|info| info.retry_delay).ok_or("no RetryInfo")?;
     println!("  refused: {:?} ({}), again in {delay:?}", status.code(), status.message());
     expect(delay >= Duration::from_secs(1), "the delay is at least a second")
+}
+
+/// The server learns of the end a little later, or earlier, than the client.
+async fn until(limiter: &Limiter, active: u32) -> Result<(), Error> {
+    for _ in 0..500 {
+        if limiter.active("acme").await? == active {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Err(format!("acme never has {active} slots in use").into())
 }
 
 fn expect(holds: bool, what: &str) -> Result<(), Error> {
@@ -101,9 +113,12 @@ fn request(project: &str) -> Result<Request<String>, Status> {
     Ok(request)
 }
 
-/// `Hello` answers with what it is sent; `Count` streams a text every 200 ms.
+/// `Hello` answers with what it is sent; `Count` streams three texts.
 #[derive(Clone)]
-struct Greeter;
+struct Greeter {
+    /// How many texts may come after the first: what is shown does not hang on how fast this runs.
+    more: Arc<Semaphore>,
+}
 
 impl NamedService for Greeter {
     const NAME: &'static str = "demo.Greeter";
@@ -119,15 +134,14 @@ impl Service<http::Request<Body>> for Greeter {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let more = Arc::clone(&self.more);
         Box::pin(async move {
             let mut grpc = tonic::server::Grpc::new(Text);
             let hello = service_fn(async |request: Request<String>| Ok(Response::new(request.into_inner())));
-            let count = service_fn(async |_: Request<String>| {
-                let numbers = futures_util::stream::iter(1..=3).then(async |n| {
-                    tokio::time::sleep(Duration::from_millis(200)).await;
-                    Ok(format!("{n} of 3"))
-                });
-                Ok(Response::new(numbers.boxed()))
+            let count = service_fn(move |_: Request<String>| {
+                let more = Arc::clone(&more);
+                let numbers = futures_util::stream::iter(1..=3).then(move |n| text(n, Arc::clone(&more)));
+                async { Ok(Response::new(numbers.boxed())) }
             });
             Ok(match request.uri().path() {
                 "/demo.Greeter/Hello" => grpc.unary(hello, request).await,
@@ -136,6 +150,13 @@ impl Service<http::Request<Body>> for Greeter {
             })
         })
     }
+}
+
+async fn text(n: usize, more: Arc<Semaphore>) -> Result<String, Status> {
+    if n > 1 {
+        more.acquire().await.map_err(|_| Status::cancelled("no more"))?.forget();
+    }
+    Ok(format!("{n} of 3"))
 }
 
 /// The messages' codec: a generated service brings its own.
