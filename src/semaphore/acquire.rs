@@ -131,7 +131,7 @@ impl<'a> Acquire<'a> {
     }
 
     #[cold]
-    fn give_up(&mut self) {
+    fn give_up(&self) {
         match self.stage {
             Stage::Start | Stage::Done => {}
             Stage::Queued(ticket) => self.gate().abandon(ticket, self.weight),

@@ -58,14 +58,8 @@ impl Effects {
 
     /// Runs everything, each on its own: neither a waker nor an observer that panics keeps the
     /// others from their turn, and a panic ends here.
-    #[inline]
+    #[inline(always)]
     pub(super) fn run(self, observer: Option<&Observer>) {
-        if self.waker.is_some() || self.more.is_some() {
-            self.run_some(observer);
-        }
-    }
-
-    fn run_some(self, observer: Option<&Observer>) {
         if let Some(waker) = self.waker {
             contained(|| waker.wake());
         }
@@ -81,6 +75,7 @@ impl Effects {
 }
 
 impl More {
+    #[cold]
     fn run(self, observer: Option<&Observer>) {
         for waker in self.wakers.into_iter().chain(self.idle.into_values().flatten()) {
             contained(|| waker.wake());

@@ -63,7 +63,8 @@ impl Gate {
         observer: Option<Box<Observer>>,
     ) -> Self {
         let journal = (events > 0 || observer.is_some())
-            .then(|| Journal { ring: (events > 0).then(|| Ring::new(events)), observed: observer.is_some() });
+            .then(|| Journal { ring: (events > 0).then(|| Ring::new(events)), observed: observer.is_some() })
+            .map(Box::new);
         let layout = Layout::new(capacity);
         let state = State::new(capacity, max_waiters, layout.is_none(), journal);
         let layout = layout.unwrap_or(Layout::UNUSED);
@@ -169,6 +170,7 @@ impl Gate {
     }
 
     /// How the wait of a queued caller ended, if it has; otherwise `waker` will be told.
+    #[inline]
     pub(super) fn look(&self, ticket: Ticket, waker: &Waker) -> Option<Verdict> {
         loop {
             let mut state = self.lock();
@@ -202,6 +204,7 @@ impl Gate {
     }
 
     /// A queued caller went away. What it was granted meanwhile is released.
+    #[cold]
     pub(super) fn abandon(&self, ticket: Ticket, weight: i64) {
         let left = self.change(|state, effects| {
             let left = state.leave(ticket, weight, Reason::ContextCanceled, effects);

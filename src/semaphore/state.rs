@@ -38,7 +38,8 @@ pub(super) struct State {
     pub(super) rejections: u64,
     pub(super) queue: Queue,
     pub(super) idle: Idle,
-    pub(super) journal: Option<Journal>,
+    /// Boxed: most have none, and each transition asks.
+    pub(super) journal: Option<Box<Journal>>,
     pub(super) life: Life,
     /// Needed for good: somebody listens, the weights do not fit into a word, it is closed or deserted.
     always: bool,
@@ -48,7 +49,7 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(capacity: i64, max_waiters: usize, wide: bool, journal: Option<Journal>) -> Self {
+    pub(super) fn new(capacity: i64, max_waiters: usize, wide: bool, journal: Option<Box<Journal>>) -> Self {
         Self {
             always: wide || journal.is_some(),
             capacity,
@@ -214,6 +215,7 @@ impl State {
         }
     }
 
+    #[inline(always)]
     fn grant_head(&mut self, effects: &mut Effects) {
         let id = PermitId::new(self.admissions + 1);
         if let Some((weight, waker)) = self.queue.settle_head(Verdict::Granted(id)) {
