@@ -281,15 +281,14 @@ fn finish<B: Body, E>(
     match &result {
         Err(_) => end(slot.take(), End::Error),
         Ok(response) if is_upgrade(method, response.status()) => upgraded(settings, slot.take()),
-        Ok(_) if settings.hold == Hold::Head => end(slot.take(), End::Completed),
+        // Of a body that is not sent there is nothing to wait for. HTTP/1 servers drop it; HTTP/2
+        // servers may keep it to its end, which need never come.
+        Ok(response) if settings.hold == Hold::Head || is_bodiless(method, response.status()) => {
+            end(slot.take(), End::Completed);
+        }
         Ok(_) => {}
     }
-    let response = result?;
-    if let Some(slot) = slot.as_ref().filter(|_| is_bodiless(method, response.status())) {
-        // The server will drop this body unread, and that is its proper end.
-        slot.set_end(End::Completed);
-    }
-    Ok(response.map(|body| SlotBody::new(body, slot)))
+    Ok(result?.map(|body| SlotBody::new(body, slot)))
 }
 
 fn end(slot: Option<Slot>, end: End) {

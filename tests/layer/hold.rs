@@ -17,7 +17,9 @@ use http_body_util::{BodyExt, Channel, Empty, Full};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_slots::{ConcurrencyLimitLayer, HeldSlot, Hold, Limiter, SlotHandle};
 
-use crate::support::{App, Gated, Plain, Script, active, app, data, endless, is_at_end, next, request, send};
+use crate::support::{
+    App, Gated, Plain, Script, active, app, data, endless, endless_body, is_at_end, next, request, send,
+};
 
 /// A service for one request, which gets this body.
 fn once<B>(layer: ConcurrencyLimitLayer, body: B) -> App
@@ -217,17 +219,16 @@ async fn a_held_slot_outlives_the_response() {
 }
 
 #[tokio::test]
-async fn bodiless_answers_hold_their_slot_no_longer_than_their_body_lives() {
+async fn answers_without_a_body_hold_no_slot_even_if_one_was_made() {
     for (method, status) in [(Method::HEAD, 200), (Method::GET, 204), (Method::GET, 304)] {
         let layer = ConcurrencyLimitLayer::in_memory(1);
         let service = layer.layer(service_fn(move |_: Request<Body>| async move {
-            let mut response = Response::new(Script::new([data()]));
-            *response.status_mut() = StatusCode::from_u16(status).expect("a status");
-            Ok::<_, Infallible>(response)
+            let response = Response::builder().status(status).body(endless_body());
+            Ok::<_, Infallible>(response.expect("a response"))
         }));
         let mut request = request("acme");
         *request.method_mut() = method;
-        drop(service.oneshot(request).await);
+        let _kept = service.oneshot(request).await;
         assert_eq!(active(layer.limiter(), "acme").await, 0, "{status}");
     }
 }
