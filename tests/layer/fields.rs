@@ -1,11 +1,12 @@
-//! RateLimit header fields, read back as structured fields.
+//! RateLimit header fields, read back as structured fields by another parser than the one that writes
+//! them.
 
 use std::convert::Infallible;
 
 use axum::body::Body;
 use http::request::Parts;
 use http::{HeaderValue, Request, Response, StatusCode};
-use sfv::{BareItem, List, ListEntry, Parser};
+use sfparse::{Parser, Value};
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 use tower_slots::layer::RateLimitFields;
 use tower_slots::semaphore::Semaphore;
@@ -27,33 +28,57 @@ fn lines<'a, B>(response: &'a Response<B>, name: &str) -> Vec<&'a str> {
     response.headers().get_all(name).iter().map(|value| value.to_str().expect("ascii")).collect()
 }
 
-/// The members of a list of strings, with their parameters.
-fn members<B>(response: &Response<B>, name: &str) -> Vec<(String, Vec<(String, BareItem)>)> {
-    let list: List = Parser::new(&lines(response, name).join(", ")).parse().expect("a structured list");
-    let member = |entry: ListEntry| {
-        let ListEntry::Item(item) = entry else { panic!("an inner list") };
-        let BareItem::String(text) = item.bare_item else { panic!("no string: {:?}", item.bare_item) };
-        let parameters = item.params.into_iter().map(|(key, value)| (key.as_str().to_owned(), value));
-        (text.as_str().to_owned(), parameters.collect())
-    };
-    list.into_iter().map(member).collect()
+#[derive(Debug, PartialEq)]
+enum Bare {
+    Integer(i64),
+    Text(String),
 }
 
-fn number(value: u32) -> BareItem {
-    BareItem::Integer(value.into())
+fn bare(line: &str, value: Value) -> Bare {
+    match value {
+        Value::Integer(number) => Bare::Integer(number),
+        Value::String { range, escape: false } => Bare::Text(line[range].to_owned()),
+        other => panic!("neither an integer nor a plain string: {other:?}"),
+    }
 }
 
-fn text(value: &str) -> BareItem {
-    BareItem::String(value.to_owned().try_into().expect("ascii"))
+type Member = (Bare, Vec<(String, Bare)>);
+
+/// The members of a list, with their parameters.
+fn members<B>(response: &Response<B>, name: &str) -> Vec<Member> {
+    let line = lines(response, name).join(", ");
+    let mut parser = Parser::new(line.as_bytes());
+    let mut members = Vec::new();
+    while let Some(item) = parser.parse_list().expect("a structured list") {
+        let mut parameters = Vec::new();
+        while let Some((key, value)) = parser.parse_param().expect("parameters") {
+            parameters.push((key.to_owned(), bare(&line, value)));
+        }
+        members.push((bare(&line, item), parameters));
+    }
+    members
+}
+
+fn text(value: &str) -> Bare {
+    Bare::Text(value.to_owned())
+}
+
+fn number(key: &str, value: u32) -> (String, Bare) {
+    (key.to_owned(), Bare::Integer(value.into()))
+}
+
+fn quota(policy: &str, quota: u32) -> Member {
+    (text(policy), vec![number("q", quota), ("qu".to_owned(), text("concurrent-requests"))])
+}
+
+fn left(policy: &str, remaining: u32) -> Member {
+    (text(policy), vec![number("r", remaining)])
 }
 
 /// Asserts what the fields say.
-fn assert_says<B>(response: &Response<B>, policy: &str, quota: u32, remaining: u32) {
-    let unit = ("qu".to_owned(), text("concurrent-requests"));
-    let expected = (policy.to_owned(), vec![("q".to_owned(), number(quota)), unit]);
-    assert_eq!(members(response, "ratelimit-policy"), [expected]);
-    let expected = (policy.to_owned(), vec![("r".to_owned(), number(remaining))]);
-    assert_eq!(members(response, "ratelimit"), [expected]);
+fn assert_says<B>(response: &Response<B>, policy: &str, limit: u32, remaining: u32) {
+    assert_eq!(members(response, "ratelimit-policy"), [quota(policy, limit)]);
+    assert_eq!(members(response, "ratelimit"), [left(policy, remaining)]);
 }
 
 fn says_nothing<B>(response: &Response<B>) -> bool {
@@ -142,16 +167,26 @@ async fn an_inner_400_or_401_tells_nothing() {
     }
 }
 
+/// A list may stand in several lines (RFC 9651, 3.1): to who reads it, it is one.
 #[tokio::test]
-async fn fields_of_others_stay() {
-    let answer = service_fn(|_: Request<Body>| async {
-        let response = Response::builder().header("ratelimit", r#""hourly";r=99;t=1800"#);
-        Ok::<_, Infallible>(response.body(Body::empty()).expect("a response"))
-    });
-    // Two layers, and what the service itself says.
-    let service = ServiceBuilder::new().layer(named("outer", 8)).layer(named("inner", 4)).service(answer);
-    let response = service.oneshot(request("acme")).await.expect("infallible");
-    let names = |field| members(&response, field).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
-    assert_eq!(names("ratelimit"), ["hourly", "inner", "outer"]);
-    assert_eq!(names("ratelimit-policy"), ["inner", "outer"]);
+async fn each_of_several_policies_is_a_member_of_one_list() {
+    for (inner, status) in [(4, StatusCode::OK), (0, StatusCode::TOO_MANY_REQUESTS)] {
+        let answer = service_fn(|_: Request<Body>| async {
+            let response = Response::builder().header("ratelimit", r#""hourly";r=99;t=1800"#);
+            Ok::<_, Infallible>(response.body(Body::empty()).expect("a response"))
+        });
+        // Two layers, and what the service itself says.
+        let stack = ServiceBuilder::new().layer(named("a fleet", u32::MAX)).layer(named("inner", inner));
+        let response = stack.service(answer).oneshot(request("acme")).await.expect("infallible");
+        assert_eq!(response.status(), status);
+        let hourly = (text("hourly"), vec![number("r", 99), number("t", 1800)]);
+        let said = members(&response, "ratelimit");
+        let layers = [left("inner", inner.saturating_sub(1)), left("a fleet", u32::MAX - 1)];
+        assert_eq!(said.iter().filter(|member| **member != hourly).collect::<Vec<_>>(), layers.each_ref());
+        assert_eq!(said.contains(&hourly), status == StatusCode::OK, "a refusal is not the service's");
+        assert_eq!(
+            members(&response, "ratelimit-policy"),
+            [quota("inner", inner), quota("a fleet", u32::MAX)]
+        );
+    }
 }
