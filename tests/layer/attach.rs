@@ -8,34 +8,27 @@ use axum::Router;
 use axum::body::Body;
 use axum::routing::{MethodRouter, get};
 use http::{Request, Response, StatusCode};
-use hyper_util::client::legacy::{Client, connect::HttpConnector};
+use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 use tower_slots::layer::SlotBody;
 use tower_slots::{ConcurrencyLimitLayer, SlotHandle};
 
-use crate::support::{Plain, active, endless_body, request, send, text, until};
+use crate::support::{Plain, active, ask, endless_body, listen, request, send, serve, text, until};
 
 fn streams() -> MethodRouter {
     get(async || endless_body())
 }
 
-async fn listen() -> (TcpListener, SocketAddr) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let address = listener.local_addr().expect("an address");
-    (listener, address)
-}
-
 /// A request over a connection of its own.
-async fn fetch(address: SocketAddr, path: &str) -> Response<hyper::body::Incoming> {
-    let client: Client<HttpConnector, Body> = Client::builder(TokioExecutor::new()).build_http();
+async fn fetch(address: SocketAddr, path: &str) -> Response<Incoming> {
     let mut request = request("acme");
-    *request.uri_mut() = format!("http://{address}{path}").parse().expect("a uri");
-    client.request(request).await.expect("a response")
+    *request.uri_mut() = path.parse().expect("a path");
+    ask(address, request).await
 }
 
 /// One stream on `first` must be enough to fill the limit of 1 for both paths, until it is dropped.
@@ -48,12 +41,6 @@ async fn expect_one_limit(address: SocketAddr, layer: &ConcurrencyLimitLayer, fi
     drop(held);
     until(async || active(layer.limiter(), "acme").await == 0).await;
     assert_eq!(fetch(address, second).await.status(), StatusCode::OK);
-}
-
-async fn serve(router: Router) -> SocketAddr {
-    let (listener, address) = listen().await;
-    tokio::spawn(async { axum::serve(listener, router).await });
-    address
 }
 
 #[tokio::test]

@@ -11,6 +11,7 @@ mod fields;
 mod hold;
 mod keys;
 mod observed;
+mod outer;
 mod protocols;
 mod support;
 mod upgrade;

@@ -2,15 +2,22 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::{Future, Ready, ready};
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
+use axum::Router;
 use axum::body::Body;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::{Body as _, Frame};
 use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper_util::client::legacy::{Client, connect::HttpConnector};
+use hyper_util::rt::TokioExecutor;
+use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tower::util::BoxCloneService;
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
@@ -60,9 +67,31 @@ pub(crate) async fn send(app: &App, request: Request<Body>) -> Response<Body> {
     app.clone().oneshot(request).await.expect("infallible")
 }
 
-pub(crate) async fn text(response: Response<Body>) -> String {
+pub(crate) async fn text<B>(response: Response<B>) -> String
+where
+    B: http_body::Body<Error: std::fmt::Debug>,
+{
     let bytes = response.into_body().collect().await.expect("a whole body").to_bytes();
     String::from_utf8(bytes.to_vec()).expect("text")
+}
+
+pub(crate) async fn listen() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    (listener, address)
+}
+
+pub(crate) async fn serve(router: Router) -> SocketAddr {
+    let (listener, address) = listen().await;
+    tokio::spawn(async { axum::serve(listener, router).await });
+    address
+}
+
+/// Sends a request to `address`, over a connection of its own.
+pub(crate) async fn ask(address: SocketAddr, mut request: Request<Body>) -> Response<Incoming> {
+    let client: Client<HttpConnector, Body> = Client::builder(TokioExecutor::new()).build_http();
+    *request.uri_mut() = format!("http://{address}{}", request.uri()).parse().expect("a uri");
+    client.request(request).await.expect("a response")
 }
 
 pub(crate) async fn active(limiter: &Limiter, id: &str) -> u32 {
@@ -156,16 +185,26 @@ impl SlotStore for Down {
     }
 }
 
-/// A memory store whose answers come when they are let through.
+/// A memory store whose answers come when they are let through, and that counts releases.
 #[derive(Clone)]
 pub(crate) struct Gated {
-    pub(crate) slots: MemoryStore,
+    slots: MemoryStore,
     pub(crate) gate: Arc<Semaphore>,
+    released: Arc<AtomicUsize>,
 }
 
 impl Gated {
     pub(crate) fn new() -> Self {
-        Self { slots: MemoryStore::new(), gate: Arc::new(Semaphore::new(0)) }
+        Self { slots: MemoryStore::new(), gate: Arc::new(Semaphore::new(0)), released: Arc::default() }
+    }
+
+    /// One that lets all through.
+    pub(crate) fn open() -> Self {
+        Self { gate: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)), ..Self::new() }
+    }
+
+    pub(crate) fn released(&self) -> usize {
+        self.released.load(Ordering::SeqCst)
     }
 }
 
@@ -179,10 +218,12 @@ impl SlotStore for Gated {
     }
 
     fn release(&self, key: &Key, slot: SlotId) {
+        self.released.fetch_add(1, Ordering::SeqCst);
         self.slots.release(key, slot);
     }
 
     fn release_confirmed(&self, key: &Key, slot: SlotId) -> Reply<Result<(), StoreError>> {
+        self.released.fetch_add(1, Ordering::SeqCst);
         self.slots.release_confirmed(key, slot)
     }
 
