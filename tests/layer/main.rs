@@ -7,6 +7,7 @@ mod axum_types;
 mod bounds;
 mod bulkhead;
 mod curl;
+mod disconnect;
 mod fields;
 mod hold;
 mod keys;
