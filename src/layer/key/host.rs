@@ -3,8 +3,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use http::header::HOST;
 use http::request::Parts;
 
-use super::{KeyExtractor, Unhashed};
-use crate::limiter::{KeyError, ProjectId};
+use super::Unhashed;
+use crate::limiter::KeyError;
 
 /// Takes the id from the host that is asked; made by [`host`].
 #[derive(Debug, Clone, Copy)]
@@ -35,15 +35,13 @@ pub fn host() -> Host {
     Host(())
 }
 
-impl KeyExtractor for Host {
-    fn extract(&self, parts: &Parts) -> Result<Option<ProjectId>, KeyError> {
-        asked_host(parts).and_then(ProjectId::new).map(Some)
-    }
-
-    fn extract_unhashed<'p>(&self, parts: &'p Parts) -> Result<Option<Unhashed<'p>>, KeyError> {
-        asked_host(parts).and_then(Unhashed::new).map(Some)
+impl Host {
+    fn find<'p>(&self, parts: &'p Parts) -> Result<Unhashed<'p>, KeyError> {
+        asked_host(parts).and_then(Unhashed::new)
     }
 }
+
+extracts_what_it_finds!(Host);
 
 /// Takes the id from a label of the host; made by [`subdomain`].
 #[derive(Debug, Clone)]
@@ -83,7 +81,7 @@ impl Subdomain {
         Self { domain: Some(domain), ..self }
     }
 
-    fn find(&self, parts: &Parts) -> Result<String, KeyError> {
+    fn find<'p>(&self, parts: &'p Parts) -> Result<Unhashed<'p>, KeyError> {
         let host = asked_host(parts)?;
         if is_address(&host) {
             return Err(KeyError::Missing);
@@ -95,19 +93,12 @@ impl Subdomain {
                 rest.strip_suffix('.').ok_or(KeyError::Missing)?
             }
         };
-        labels.split('.').nth(self.n).map(str::to_owned).ok_or(KeyError::Missing)
+        let label = labels.split('.').nth(self.n).ok_or(KeyError::Missing)?;
+        Unhashed::new(label.to_owned())
     }
 }
 
-impl KeyExtractor for Subdomain {
-    fn extract(&self, parts: &Parts) -> Result<Option<ProjectId>, KeyError> {
-        self.find(parts).and_then(ProjectId::new).map(Some)
-    }
-
-    fn extract_unhashed<'p>(&self, parts: &'p Parts) -> Result<Option<Unhashed<'p>>, KeyError> {
-        self.find(parts).and_then(Unhashed::new).map(Some)
-    }
-}
+extracts_what_it_finds!(Subdomain);
 
 /// The one host that the request names.
 fn asked_host(parts: &Parts) -> Result<String, KeyError> {
@@ -164,6 +155,7 @@ mod tests {
     use http::Request;
 
     use super::*;
+    use crate::layer::key::KeyExtractor;
 
     fn parts(uri: &str, hosts: &[&[u8]]) -> Parts {
         let mut request = Request::get(uri);

@@ -38,6 +38,21 @@
 //! });
 //! ```
 
+/// A [`KeyExtractor`] by what the type's `find` finds: as an id, and below a hash.
+macro_rules! extracts_what_it_finds {
+    ($type:ty) => {
+        impl $crate::layer::key::KeyExtractor for $type {
+            fn extract(&self, parts: &Parts) -> Result<Option<$crate::ProjectId>, KeyError> {
+                self.find(parts)?.into_id().map(Some)
+            }
+
+            fn extract_unhashed<'p>(&self, parts: &'p Parts) -> Result<Option<Unhashed<'p>>, KeyError> {
+                self.find(parts).map(Some)
+            }
+        }
+    };
+}
+
 mod everyone;
 mod extension;
 #[cfg(feature = "axum")]

@@ -1,7 +1,7 @@
 use http::request::Parts;
 
-use super::{KeyExtractor, Unhashed, text};
-use crate::limiter::{KeyError, ProjectId};
+use super::{Unhashed, text};
+use crate::limiter::KeyError;
 
 /// Takes the id from a segment of the path; made by [`path_segment`].
 #[derive(Debug, Clone, Copy)]
@@ -38,21 +38,14 @@ impl PathSegment {
     }
 }
 
-impl KeyExtractor for PathSegment {
-    fn extract(&self, parts: &Parts) -> Result<Option<ProjectId>, KeyError> {
-        self.find(parts)?.into_id().map(Some)
-    }
-
-    fn extract_unhashed<'p>(&self, parts: &'p Parts) -> Result<Option<Unhashed<'p>>, KeyError> {
-        self.find(parts).map(Some)
-    }
-}
+extracts_what_it_finds!(PathSegment);
 
 #[cfg(test)]
 mod tests {
     use http::Request;
 
     use super::*;
+    use crate::layer::key::KeyExtractor;
 
     fn segment(n: usize, path: &str) -> Result<String, KeyError> {
         let (parts, ()) = Request::builder().uri(path).body(()).expect("a valid request").into_parts();

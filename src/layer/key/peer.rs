@@ -5,8 +5,8 @@ use std::sync::Once;
 
 use http::request::Parts;
 
-use super::{KeyExtractor, Unhashed};
-use crate::limiter::{KeyError, ProjectId};
+use super::Unhashed;
+use crate::limiter::KeyError;
 use crate::trace::event;
 
 /// The address at the other end of a request's connection: an extension for [`peer_ip`] to find.
@@ -86,17 +86,13 @@ impl PeerIp {
     {
         Self { peer: Peer::from(read) }
     }
-}
 
-impl KeyExtractor for PeerIp {
-    fn extract(&self, parts: &Parts) -> Result<Option<ProjectId>, KeyError> {
-        ProjectId::new(id_of(self.peer.address(parts)?)).map(Some)
-    }
-
-    fn extract_unhashed<'p>(&self, parts: &'p Parts) -> Result<Option<Unhashed<'p>>, KeyError> {
-        Unhashed::new(id_of(self.peer.address(parts)?)).map(Some)
+    fn find<'p>(&self, parts: &'p Parts) -> Result<Unhashed<'p>, KeyError> {
+        Unhashed::new(id_of(self.peer.address(parts)?))
     }
 }
+
+extracts_what_it_finds!(PeerIp);
 
 /// One client's id, of whose addresses there may be many.
 pub(super) fn id_of(address: IpAddr) -> String {
@@ -189,6 +185,7 @@ mod tests {
     use http::Request;
 
     use super::*;
+    use crate::layer::key::KeyExtractor;
 
     #[test]
     fn one_client_has_one_id() {

@@ -4,11 +4,11 @@ use std::sync::Once;
 use http::header::{HeaderMap, HeaderName};
 use http::request::Parts;
 
+use super::Unhashed;
 use super::network::Network;
 use super::peer::{Peer, id_of};
-use super::{KeyExtractor, Unhashed};
 use crate::error::ConfigError;
-use crate::limiter::{KeyError, ProjectId};
+use crate::limiter::KeyError;
 use crate::trace::event;
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -127,6 +127,10 @@ impl TrustedProxyIp {
         Self { peer: Peer::from(read), ..self }
     }
 
+    fn find<'p>(&self, parts: &'p Parts) -> Result<Unhashed<'p>, KeyError> {
+        Unhashed::new(id_of(self.client(parts)?))
+    }
+
     fn client(&self, parts: &Parts) -> Result<IpAddr, KeyError> {
         let client = match &self.trust {
             Trust::Hops(0) => return self.peer.address(parts),
@@ -142,15 +146,7 @@ impl TrustedProxyIp {
     }
 }
 
-impl KeyExtractor for TrustedProxyIp {
-    fn extract(&self, parts: &Parts) -> Result<Option<ProjectId>, KeyError> {
-        ProjectId::new(id_of(self.client(parts)?)).map(Some)
-    }
-
-    fn extract_unhashed<'p>(&self, parts: &'p Parts) -> Result<Option<Unhashed<'p>>, KeyError> {
-        Unhashed::new(id_of(self.client(parts)?)).map(Some)
-    }
-}
+extracts_what_it_finds!(TrustedProxyIp);
 
 fn nth_from_the_right(headers: &HeaderMap, n: usize) -> Result<IpAddr, KeyError> {
     entries(headers).nth(n - 1).ok_or(KeyError::Missing).and_then(address)
@@ -193,7 +189,7 @@ mod tests {
     use http::{HeaderValue, Request};
 
     use super::*;
-    use crate::layer::key::PeerAddr;
+    use crate::layer::key::{KeyExtractor, PeerAddr};
 
     fn parts(peer: Option<&str>, lines: &[&[u8]]) -> Parts {
         let (mut parts, ()) = Request::new(()).into_parts();

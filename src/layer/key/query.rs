@@ -3,8 +3,8 @@ use std::borrow::Cow;
 use http::request::Parts;
 use percent_encoding::percent_decode;
 
-use super::{KeyExtractor, Unhashed, text};
-use crate::limiter::{KeyError, ProjectId};
+use super::{Unhashed, text};
+use crate::limiter::KeyError;
 
 /// Takes the id from a parameter of the query; made by [`query_param`].
 #[derive(Debug, Clone)]
@@ -55,21 +55,14 @@ fn form_decoded(text: &str) -> Cow<'_, [u8]> {
     }
 }
 
-impl KeyExtractor for QueryParam {
-    fn extract(&self, parts: &Parts) -> Result<Option<ProjectId>, KeyError> {
-        self.find(parts)?.into_id().map(Some)
-    }
-
-    fn extract_unhashed<'p>(&self, parts: &'p Parts) -> Result<Option<Unhashed<'p>>, KeyError> {
-        self.find(parts).map(Some)
-    }
-}
+extracts_what_it_finds!(QueryParam);
 
 #[cfg(test)]
 mod tests {
     use http::Request;
 
     use super::*;
+    use crate::layer::key::KeyExtractor;
 
     fn project(uri: &str) -> Result<String, KeyError> {
         let (parts, ()) = Request::get(uri).body(()).expect("a valid request").into_parts();
