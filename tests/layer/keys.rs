@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 use axum::body::Body;
 use http::request::{Builder, Parts};
 use http::{Request, Response, StatusCode};
+use percent_encoding::{NON_ALPHANUMERIC, percent_encode};
 use proptest::prelude::*;
 use tower_slots::key::{
-    KeyExtractor, PeerAddr, TrustedProxies, first_of, header, host, path_segment, peer_ip, query_param,
-    subdomain, trusted_proxy_ip,
+    KeyExtractor, PeerAddr, TrustedProxies, extension, first_of, header, host, path_segment, peer_ip,
+    query_param, subdomain, trusted_proxy_ip,
 };
 use tower_slots::layer::Reason;
 use tower_slots::{ConcurrencyLimitLayer, KeyError, OnMissing, ProjectId, Rejection};
@@ -110,7 +111,7 @@ async fn the_address_of_the_connection() {
     assert_one_id(peer_ip(), "2001:db8:1:2::/64", same, from("2001:db8:1:3::1", &[])).await;
 }
 
-/// posthog #40341: all clients behind one proxy were one.
+/// Or all clients behind one proxy would be one.
 #[tokio::test]
 async fn clients_behind_a_proxy_are_told_apart() {
     let trusted = TrustedProxies::networks(["10.0.0.0/8"]).expect("a valid range");
@@ -121,7 +122,7 @@ async fn clients_behind_a_proxy_are_told_apart() {
     }
 }
 
-/// tuwunel #427: a client chose its id by what it wrote into the header.
+/// Or a client would choose its id by what it writes into the header.
 #[tokio::test]
 async fn what_a_client_writes_into_forwarded_for_does_not_count() {
     let trusted = TrustedProxies::networks(["10.0.0.0/8"]).expect("a valid range");
@@ -152,7 +153,7 @@ async fn a_walk_that_finds_no_client_does_not_fall_back() {
     assert_one_id(networks(), "203.0.113.7", direct, from("203.0.113.8", &["1.1.1.1"])).await;
 }
 
-/// tower-governor #10 and actix-governor #23: without a `ConnectInfo`, or without a key, all was 500.
+/// And not a 500, with which all would fail.
 #[tokio::test]
 async fn without_an_address_the_policy_for_missing_ids_answers() {
     let layer = ConcurrencyLimitLayer::in_memory(1).key(peer_ip());
@@ -184,8 +185,76 @@ async fn the_first_that_finds_an_id() {
     assert_one_id(first_of(boxed), "acme", vec![get("/acme")], get("/other")).await;
 }
 
+/// What a client may send in the place of an id: each in turn, and what becomes of it.
+#[tokio::test]
+async fn hostile_values_are_refused_or_are_ids_of_their_own() {
+    use KeyError::{Duplicate, Malformed, NotText, TooLong};
+    let values: [&[u8]; 5] = [&[b'x'; 10_000], b"{acme}", b"ac\tme", b"\xff\xfe", b"acme,globex"];
+    let in_header = |name: &'static str, value: &[u8]| empty(Request::get("/").header(name, value));
+    let encoded = |value: &[u8]| percent_encode(value, NON_ALPHANUMERIC).to_string();
+    type Place<'a> = (Box<dyn KeyExtractor>, &'a dyn Fn(&[u8]) -> Request<Body>, [Option<KeyError>; 5]);
+    let plain = [Some(TooLong), None, Some(NotText), Some(NotText), None];
+    let of_host = [Some(TooLong), Some(Malformed), Some(Malformed), Some(NotText), Some(Duplicate)];
+    let places: [Place<'_>; 6] = [
+        (
+            Box::new(header("x-tenant")),
+            &|value| in_header("x-tenant", value),
+            [Some(TooLong), None, Some(NotText), Some(NotText), Some(Duplicate)],
+        ),
+        (Box::new(path_segment(0)), &|value| get(&format!("/{}", encoded(value))), plain),
+        (Box::new(query_param("id")), &|value| get(&format!("/?id={}", encoded(value))), plain),
+        (Box::new(host()), &|value| in_header("host", value), of_host),
+        (Box::new(subdomain(0)), &|value| in_header("host", value), of_host),
+        (
+            Box::new(trusted_proxy_ip(TrustedProxies::hops(1))),
+            &|value| in_header("x-forwarded-for", value),
+            [Some(Malformed); 5],
+        ),
+    ];
+    for (key, at, expected) in places {
+        let (layer, app) = limited(key);
+        for (value, error) in values.into_iter().zip(expected) {
+            let response = send(&app, at(value)).await;
+            let shown = String::from_utf8_lossy(&value[..value.len().min(20)]);
+            assert_eq!(reason(&response), error.map(Reason::Key), "{shown}");
+            assert_eq!(active(layer.limiter(), "acme").await, 0, "{shown} is not acme");
+        }
+    }
+}
+
+/// Ids get into names of keys, so that a secret must not become one: not by any way to a header.
+#[tokio::test]
+async fn raw_secrets_are_refused_however_they_are_asked_for() {
+    fn through(key: impl KeyExtractor) -> impl KeyExtractor {
+        move |parts: &Parts| key.extract(parts)
+    }
+    for name in ["authorization", "Proxy-Authorization", "cookie"] {
+        let secret = || header(name);
+        let layer = || ConcurrencyLimitLayer::in_memory(1).on_missing(OnMissing::Skip);
+        let boxed: Vec<Box<dyn KeyExtractor>> = vec![Box::new(secret())];
+        let waiting = secret();
+        let layers = [
+            layer().key(secret()),
+            layer().key(first_of((header("x-tenant"), secret()))),
+            layer().key(first_of(boxed)),
+            layer().key(first_of((first_of((secret(), query_param("x"))), host()))),
+            layer().key(through(secret())),
+            layer().key_async(move |parts: &Parts| std::future::ready(waiting.extract(parts))),
+        ];
+        for layer in layers {
+            let request = empty(Request::get("/?x=y").header(name, "sk-1").header("host", "a"));
+            let response = send(&endless(layer.clone()), request).await;
+            assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+            assert_eq!(reason(&response), Some(Reason::Key(KeyError::Unusable)));
+            assert_eq!(active(layer.limiter(), "sk-1").await, 0);
+        }
+    }
+}
+
 #[cfg(feature = "hashed")]
 mod hashed {
+    use tower_slots::key::AsyncKeyExtractor;
+
     use super::*;
 
     fn bearing(value: &str) -> Request<Body> {
@@ -209,6 +278,79 @@ mod hashed {
         assert_refused(key(), get("/"), KeyError::Missing).await;
         let two = empty(Request::get("/").header("authorization", "a").header("authorization", "a"));
         assert_refused(key(), two, KeyError::Duplicate).await;
+    }
+
+    /// Each of these finds `acme`, and so has the same hash.
+    #[test]
+    fn every_extractor_can_be_hashed() {
+        fn id(key: impl KeyExtractor) -> Option<String> {
+            let request = Request::get("/acme?id=acme").header("host", "acme").header("x-id", "acme");
+            let (mut parts, ()) = request.body(()).expect("a valid request").into_parts();
+            parts.extensions.insert("acme");
+            let key = key.hashed("a secret").expect("a secret");
+            key.extract(&parts).expect("an id").map(|id| id.to_string())
+        }
+        let expected = id(header("x-id"));
+        assert_eq!(expected.as_ref().map(String::len), Some(32));
+        assert_eq!(id(path_segment(0)), expected);
+        assert_eq!(id(query_param("id")), expected);
+        assert_eq!(id(host()), expected);
+        assert_eq!(id(subdomain(0)), expected);
+        assert_eq!(id(extension::<&'static str>(|id| *id)), expected);
+        assert_eq!(id(first_of((header("x-none"), header("x-id")))), expected);
+        assert_eq!(id(Box::new(header("x-id")) as Box<dyn KeyExtractor>), expected);
+        assert_eq!(id(|_: &Parts| Ok(Some("acme"))), expected);
+
+        let hash = |key: Box<dyn KeyExtractor>| {
+            let (parts, _) = from("192.0.2.1", &[]).into_parts();
+            let key = key.hashed("a secret").expect("a secret");
+            key.extract(&parts).expect("an id").map(|id| id.to_string())
+        };
+        let expected = hash(Box::new(|_: &Parts| Ok(Some("192.0.2.1"))));
+        assert_eq!(hash(Box::new(peer_ip())), expected);
+        assert_eq!(hash(Box::new(trusted_proxy_ip(TrustedProxies::hops(0)))), expected);
+    }
+
+    #[tokio::test]
+    async fn what_takes_a_wait_is_hashed_to_the_same_ids() {
+        let key = || header("authorization").hashed("a secret").expect("a secret");
+        let waiting = |parts: &Parts| {
+            let found = header("authorization").extract_unhashed(parts);
+            std::future::ready(found.map(|text| text.map(|text| text.as_str().to_owned())))
+        };
+        let layer = ConcurrencyLimitLayer::in_memory(1);
+        let now = endless(layer.clone().key(key()));
+        let later = endless(layer.clone().key_async(waiting.hashed("a secret").expect("a secret")));
+        let long = format!("Bearer {}", "x".repeat(1000));
+        for token in ["Bearer sk-1", &long] {
+            let held = send(&later, bearing(token)).await;
+            assert_eq!(held.status(), StatusCode::OK);
+            assert_eq!(send(&now, bearing(token)).await.status(), StatusCode::TOO_MANY_REQUESTS);
+            drop(held);
+            assert_eq!(send(&now, bearing(token)).await.status(), StatusCode::OK);
+        }
+        assert_eq!(send(&later, get("/")).await.status(), StatusCode::BAD_REQUEST);
+        let error = waiting.hashed("").map(drop).expect_err("an empty secret");
+        assert_eq!(error.field(), "hashed");
+    }
+
+    #[cfg(feature = "axum")]
+    #[tokio::test]
+    async fn what_an_extractor_of_axum_yields_can_be_hashed() {
+        use tower_slots::key::extract;
+
+        let cookie = extract::<http::HeaderMap>(|headers| {
+            let cookie = headers.get("cookie").ok_or(KeyError::Missing)?;
+            cookie.to_str().map(str::to_owned).map_err(|_| KeyError::NotText)
+        });
+        let layer = ConcurrencyLimitLayer::in_memory(1);
+        let by_cookie = layer.clone().key_async(cookie.hashed("a secret").expect("a secret"));
+        let with = |cookie: String| empty(Request::get("/").header("cookie", cookie));
+        let app = endless(by_cookie);
+        let _held = send(&app, with("session=1".repeat(100))).await;
+        assert_eq!(send(&app, with("session=1".repeat(100))).await.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(send(&app, with("session=2".repeat(100))).await.status(), StatusCode::OK);
+        assert_eq!(send(&app, get("/")).await.status(), StatusCode::BAD_REQUEST);
     }
 
     #[tokio::test]

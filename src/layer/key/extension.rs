@@ -10,10 +10,26 @@ use crate::trace::event;
 
 type Read<T, R> = Box<dyn Fn(&T) -> Result<R, KeyError> + Send + Sync>;
 
+/// A [`ReadId`] without its type.
+pub(super) struct Reader<T> {
+    pub(super) id: Read<T, ProjectId>,
+    pub(super) unhashed: Read<T, Unhashed<'static>>,
+}
+
+impl<T> Reader<T> {
+    pub(super) fn new(read: impl ReadId<T>) -> Self {
+        let read = Arc::new(read);
+        let again = Arc::clone(&read);
+        Self {
+            id: Box::new(move |value| read(value).into_project_id()),
+            unhashed: Box::new(move |value| again(value).into_unhashed()),
+        }
+    }
+}
+
 /// Takes the id from the request's extensions; made by [`extension`](extension()).
 pub struct Extension<T> {
-    id: Read<T, ProjectId>,
-    unhashed: Read<T, Unhashed<'static>>,
+    read: Reader<T>,
     expected: bool,
     complained: Once,
 }
@@ -38,14 +54,7 @@ pub fn extension<T>(read: impl ReadId<T>) -> Extension<T>
 where
     T: Send + Sync + 'static,
 {
-    let read = Arc::new(read);
-    let again = Arc::clone(&read);
-    Extension {
-        id: Box::new(move |value| read(value).into_project_id()),
-        unhashed: Box::new(move |value| again(value).into_unhashed()),
-        expected: true,
-        complained: Once::new(),
-    }
+    Extension { read: Reader::new(read), expected: true, complained: Once::new() }
 }
 
 /// Reads the id out of a `T`: every `Fn(&T) -> K` where `K` is a `String`, a `&'static str`, a
@@ -103,11 +112,11 @@ impl<T: Send + Sync + 'static> Extension<T> {
 
 impl<T: Send + Sync + 'static> KeyExtractor for Extension<T> {
     fn extract(&self, parts: &Parts) -> Result<Option<ProjectId>, KeyError> {
-        (self.id)(self.find(parts)?).map(Some)
+        (self.read.id)(self.find(parts)?).map(Some)
     }
 
     fn extract_unhashed<'p>(&self, parts: &'p Parts) -> Result<Option<Unhashed<'p>>, KeyError> {
-        (self.unhashed)(self.find(parts)?).map(Some)
+        (self.read.unhashed)(self.find(parts)?).map(Some)
     }
 }
 

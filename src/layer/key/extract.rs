@@ -6,15 +6,14 @@ use axum_core::extract::FromRequestParts;
 use axum_core::response::IntoResponse;
 use http::request::Parts;
 
-use super::{AsyncKeyExtractor, IntoProjectId, KeyFuture, ReadId};
-use crate::limiter::{KeyError, ProjectId};
+use super::extension::Reader;
+use super::{AsyncKeyExtractor, KeyFuture, ReadId, Unhashed};
+use crate::limiter::KeyError;
 use crate::trace::event;
-
-type Read<T> = Box<dyn Fn(&T) -> Result<ProjectId, KeyError> + Send + Sync>;
 
 /// Takes the id from one of axum's extractors; made by [`extract`].
 pub struct Extract<T> {
-    read: Read<T>,
+    read: Reader<T>,
     complained: Once,
 }
 
@@ -40,21 +39,24 @@ pub fn extract<T>(read: impl ReadId<T>) -> Extract<T>
 where
     T: FromRequestParts<()> + 'static,
 {
-    Extract { read: Box::new(move |value| read(value).into_project_id()), complained: Once::new() }
+    Extract { read: Reader::new(read), complained: Once::new() }
 }
 
 impl<T: FromRequestParts<()> + 'static> AsyncKeyExtractor for Extract<T> {
     fn extract<'p>(&'p self, parts: &'p mut Parts) -> KeyFuture<'p> {
-        Box::pin(async move {
-            match T::from_request_parts(parts, &()).await {
-                Ok(value) => (self.read)(&value).map(Some),
-                Err(rejection) => Err(self.rejected(rejection)),
-            }
-        })
+        Box::pin(async move { (self.read.id)(&self.find(parts).await?).map(Some) })
+    }
+
+    fn extract_unhashed<'p>(&'p self, parts: &'p mut Parts) -> KeyFuture<'p, Unhashed<'static>> {
+        Box::pin(async move { (self.read.unhashed)(&self.find(parts).await?).map(Some) })
     }
 }
 
-impl<T> Extract<T> {
+impl<T: FromRequestParts<()>> Extract<T> {
+    async fn find(&self, parts: &mut Parts) -> Result<T, KeyError> {
+        T::from_request_parts(parts, &()).await.map_err(|rejection| self.rejected(rejection))
+    }
+
     fn rejected(&self, rejection: impl IntoResponse) -> KeyError {
         if rejection.into_response().status().is_server_error() {
             self.complained.call_once(|| {

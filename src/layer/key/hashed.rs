@@ -4,14 +4,14 @@ use hmac::{Hmac, KeyInit, Mac};
 use http::request::Parts;
 use sha2::Sha256;
 
-use super::KeyExtractor;
+use super::{AsyncKeyExtractor, KeyExtractor, KeyFuture, Unhashed};
 use crate::error::ConfigError;
 use crate::limiter::{KeyError, ProjectId};
 
 /// How much of the hash makes the id: 128 bits, as 32 digits.
 const ID_BYTES: usize = 16;
 
-/// Makes ids by hashing; made by [`hashed`](KeyExtractor::hashed).
+/// Makes ids by hashing; made by [`hashed`](KeyExtractor::hashed), of extractors that wait too.
 pub struct Hashed<E> {
     extractor: E,
     /// Keyed already.
@@ -28,6 +28,10 @@ impl<E> Hashed<E> {
         Ok(Self { extractor, mac })
     }
 
+    fn id(&self, found: Option<Unhashed<'_>>) -> Result<Option<ProjectId>, KeyError> {
+        found.map(|text| ProjectId::new(self.hash(text.as_str()))).transpose()
+    }
+
     fn hash(&self, text: &str) -> String {
         let tag = self.mac.clone().chain_update(text).finalize().into_bytes();
         let mut id = String::with_capacity(2 * ID_BYTES);
@@ -41,8 +45,13 @@ impl<E> Hashed<E> {
 
 impl<E: KeyExtractor> KeyExtractor for Hashed<E> {
     fn extract(&self, parts: &Parts) -> Result<Option<ProjectId>, KeyError> {
-        let Some(text) = self.extractor.extract_unhashed(parts)? else { return Ok(None) };
-        ProjectId::new(self.hash(text.as_str())).map(Some)
+        self.id(self.extractor.extract_unhashed(parts)?)
+    }
+}
+
+impl<E: AsyncKeyExtractor> AsyncKeyExtractor for Hashed<E> {
+    fn extract<'p>(&'p self, parts: &'p mut Parts) -> KeyFuture<'p> {
+        Box::pin(async move { self.id(self.extractor.extract_unhashed(parts).await?) })
     }
 }
 

@@ -5,11 +5,17 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
-use super::IntoProjectId;
+#[cfg(feature = "hashed")]
+use super::Hashed;
+use super::{IntoProjectId, Unhashed};
+#[cfg(feature = "hashed")]
+use crate::error::ConfigError;
 use crate::limiter::{KeyError, ProjectId};
 
-/// What [`AsyncKeyExtractor::extract`] returns.
-pub type KeyFuture<'p> = Pin<Box<dyn Future<Output = Result<Option<ProjectId>, KeyError>> + Send + 'p>>;
+/// What [`AsyncKeyExtractor::extract`] returns and, with [`Unhashed`],
+/// [`extract_unhashed`](AsyncKeyExtractor::extract_unhashed).
+pub type KeyFuture<'p, K = ProjectId> =
+    Pin<Box<dyn Future<Output = Result<Option<K>, KeyError>> + Send + 'p>>;
 
 /// Finds the project id of a request where that takes a wait: a session to be looked up, a token to be
 /// verified.
@@ -51,6 +57,44 @@ pub trait AsyncKeyExtractor: Send + Sync + 'static {
     /// future is dropped. Its errors are those of
     /// [`KeyExtractor::extract`](super::KeyExtractor::extract).
     fn extract<'p>(&'p self, parts: &'p mut Parts) -> KeyFuture<'p>;
+
+    /// The text that [`hashed`](Self::hashed) makes the id of. It may be a secret, and longer than an id.
+    ///
+    /// Default: the id itself. Its errors are those of [`extract`](Self::extract).
+    fn extract_unhashed<'p>(&'p self, parts: &'p mut Parts) -> KeyFuture<'p, Unhashed<'static>> {
+        let found = self.extract(parts);
+        Box::pin(async move { Ok(found.await?.map(Unhashed::from)) })
+    }
+
+    /// Makes the id of a hash of what this extractor finds, as
+    /// [`KeyExtractor::hashed`](super::KeyExtractor::hashed) does.
+    ///
+    /// # Errors
+    ///
+    /// The secret is empty.
+    ///
+    /// ```
+    /// use http::request::Parts;
+    /// use tower_slots::{ConcurrencyLimitLayer, KeyError, key::AsyncKeyExtractor};
+    ///
+    /// # async fn owner_of(token: String) -> Option<String> { Some(token) }
+    /// # fn run() -> Result<(), Box<dyn std::error::Error>> {
+    /// let by_owner = |parts: &Parts| {
+    ///     let token = parts.headers.get("x-token").and_then(|token| token.to_str().ok()).map(str::to_owned);
+    ///     async move { Ok(Some(owner_of(token.ok_or(KeyError::Missing)?).await)) }
+    /// };
+    /// let layer = ConcurrencyLimitLayer::in_memory(10).key_async(by_owner.hashed("a secret of this service")?);
+    /// # Ok(()) }
+    /// # run().unwrap();
+    /// ```
+    #[cfg(feature = "hashed")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "hashed")))]
+    fn hashed(self, secret: impl AsRef<[u8]>) -> Result<Hashed<Self>, ConfigError>
+    where
+        Self: Sized,
+    {
+        Hashed::new(self, secret.as_ref())
+    }
 }
 
 impl<F, K, Fut> AsyncKeyExtractor for F
@@ -62,6 +106,11 @@ where
     fn extract<'p>(&'p self, parts: &'p mut Parts) -> KeyFuture<'p> {
         let found = self(parts);
         Box::pin(async move { found.await?.map(K::into_project_id).transpose() })
+    }
+
+    fn extract_unhashed<'p>(&'p self, parts: &'p mut Parts) -> KeyFuture<'p, Unhashed<'static>> {
+        let found = self(parts);
+        Box::pin(async move { found.await?.map(K::into_unhashed).transpose() })
     }
 }
 

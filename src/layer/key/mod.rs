@@ -12,7 +12,7 @@
 //! | anyone, through proxies | [`trusted_proxy_ip(proxies)`](trusted_proxy_ip) | `X-Forwarded-For`, as far as it can be believed |
 //! | one or the other | [`first_of((a, b, …))`](first_of()) | the first of several that finds an id |
 //! | anything in the request's head | a closure | see below |
-//! | what takes a wait | [`key_async(closure)`](crate::ConcurrencyLimitLayer::key_async) | an [`AsyncKeyExtractor`] |
+//! | what takes a wait | [`key_async(closure)`](crate::ConcurrencyLimitLayer::key_async) | an [`AsyncKeyExtractor`], which can be [`hashed`](AsyncKeyExtractor::hashed) too |
 //! | an extractor of axum | `key_async(extract::<T>(read))` (feature `axum`) | any `FromRequestParts` |
 //!
 //! Headers, paths, queries and hosts are what the client says they are. Where projects must not take
