@@ -133,7 +133,9 @@ impl Client {
                 tokio::spawn(server.serve_with_incoming(incoming));
             }
             Around::Service => {
-                let server = Server::builder().add_service(layer.named_layer(demo));
+                let service = layer.named_layer(demo);
+                assert_eq!(name_of(&service), Demo::NAME);
+                let server = Server::builder().add_service(service);
                 tokio::spawn(server.serve_with_incoming(incoming));
             }
         }
@@ -152,6 +154,10 @@ impl Client {
         grpc.ready().await.expect("a connection");
         grpc.server_streaming(from(id), PathAndQuery::from_static("/test.Demo/Watch"), Text).await
     }
+}
+
+fn name_of<S: NamedService>(_: &S) -> &'static str {
+    S::NAME
 }
 
 fn from(id: &str) -> Request<String> {

@@ -1,11 +1,14 @@
 //! What the compiler must grant to users.
 
+use std::convert::Infallible;
 use std::fmt::Debug;
 
 use axum::body::Body;
 use bytes::Bytes;
-use http::Request;
+use http::{Request, Response};
 use http_body_util::{Empty, combinators::UnsyncBoxBody};
+use tower::Layer;
+use tower::util::{BoxCloneService, BoxCloneSyncService, BoxCloneSyncServiceLayer};
 use tower_slots::key::{Header, KeyExtractor};
 use tower_slots::layer::{ResponseFuture, SlotBody};
 use tower_slots::{ConcurrencyLimit, ConcurrencyLimitLayer, Rejection};
@@ -28,6 +31,19 @@ fn auto_traits_are_those_of_what_is_inside() {
     send::<SlotBody<UnsyncBoxBody<Bytes, std::io::Error>>>();
     send::<ResponseFuture<Plain, Body>>();
     body::<SlotBody<UnsyncBoxBody<VecBuf, std::io::Error>>>();
+}
+
+#[test]
+fn services_and_layers_can_be_boxed() {
+    type Answer = Response<SlotBody<Body>>;
+    let layer = ConcurrencyLimitLayer::in_memory(1);
+    let service = layer.layer(Plain);
+    let _: BoxCloneService<Request<Body>, Answer, Infallible> = BoxCloneService::new(service.clone());
+    let shared: BoxCloneSyncService<Request<Body>, Answer, Infallible> = BoxCloneSyncService::new(service);
+    let _: BoxCloneSyncServiceLayer<Plain, Request<Body>, Answer, Infallible> =
+        BoxCloneSyncServiceLayer::new(layer);
+    fn sync_clone<T: Clone + Send + Sync>(_: T) {}
+    sync_clone(shared);
 }
 
 #[test]
