@@ -260,6 +260,21 @@ async fn a_full_bulkhead_is_not_the_callers_fault() {
     assert_eq!(retry_delay(&refused), Some(Duration::from_secs(1)));
 }
 
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn an_outage_is_not_the_callers_fault() {
+    for around in BOTH {
+        // Nobody listens there.
+        let nobody = tower_slots::RedisStore::open("redis://127.0.0.1:1/").expect("a url");
+        let limiter = Limiter::builder(nobody).on_outage(tower_slots::OnOutage::Refuse);
+        let layer = ConcurrencyLimitLayer::new(limiter.build().expect("valid settings"));
+        let client = Client::of(around, layer).await;
+        let refused = client.echo("acme").await.expect_err("no store");
+        assert_eq!((refused.code(), refused.message()), (Code::Unavailable, "service unavailable"));
+        assert_eq!(retry_delay(&refused), Some(Duration::from_secs(1)));
+    }
+}
+
 #[tokio::test]
 async fn what_is_left_stands_in_the_head_and_never_in_trailers() {
     let (_, layer) = limit(8);

@@ -2,18 +2,21 @@
 
 use std::time::Duration;
 
+use axum::Router;
 use axum::body::Body;
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body_util::BodyExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tower_slots::key::header;
 use tower_slots::layer::Reason;
 use tower_slots::semaphore::Semaphore;
 use tower_slots::{ConcurrencyLimitLayer, KeyError, Limiter, MemoryStore, OnOutage, Rejection};
 
-use crate::support::{Down, endless, is_at_end, origins, request, send};
+use crate::support::{Down, endless, is_at_end, origins, request, send, serve};
 
 /// A second, in base64: as RetryInfo, and within a Status of this code and message.
 const RETRY_INFO: &str = "CgIIAQ";
@@ -172,6 +175,13 @@ impl Row {
         format!(r#"{{"code":"{name}","message":"{message}"{}}}"#, details.unwrap_or_default())
     }
 
+    /// The envelope that ends a Connect stream: flags, length, message.
+    fn end_of_stream(&self) -> Bytes {
+        let end = format!(r#"{{"error":{}}}"#, self.error());
+        let length = u32::try_from(end.len()).expect("a short message").to_be_bytes();
+        [&[2_u8][..], &length, end.as_bytes()].concat().into()
+    }
+
     /// The headers of an answer with an HTTP status of its own.
     fn http_headers(&self, media: &str) -> Vec<String> {
         let mut lines = vec!["cache-control: no-store".to_owned(), format!("content-type: {media}")];
@@ -266,11 +276,73 @@ async fn connect_stream() {
     for row in rows().await {
         for asked in ["application/connect+proto", "application/connect+json"] {
             let answer = answer(&row, media(row.id, asked)).await;
-            let end = format!(r#"{{"error":{}}}"#, row.error());
-            let length = u32::try_from(end.len()).expect("a short message").to_be_bytes();
-            let envelope = [&[2_u8][..], &length, end.as_bytes()].concat();
             let headers = vec!["cache-control: no-store".to_owned(), format!("content-type: {asked}")];
-            assert_eq!(answer, (200, headers, envelope.into()), "{:?}", row.reason);
+            assert_eq!(answer, (200, headers, row.end_of_stream()), "{:?}", row.reason);
+        }
+    }
+}
+
+/// A message in the framing that gRPC, gRPC-Web and Connect streams share.
+const FRAMED: &[u8] = b"\0\0\0\0\x05hello";
+/// The same in base64.
+const FRAMED_TEXT: &[u8] = b"AAAAAAVoZWxsbw==";
+
+/// A request as a client writes it, over HTTP/1.1.
+fn written(row: &Row, method_and_query: &str, headers: &str, body: &[u8]) -> Vec<u8> {
+    let (method, query) = method_and_query.split_once(' ').unwrap_or((method_and_query, ""));
+    let head = format!(
+        "{method} /test.Demo/Echo{query} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
+         x-project-id: {}\r\ncookie: a\r\n{headers}content-length: {}\r\n\r\n",
+        row.id,
+        body.len(),
+    );
+    [head.as_bytes(), body].concat()
+}
+
+/// The status line, the other lines of the head but the date, sorted, and the body.
+async fn read_back(row: &Row, request: &[u8]) -> (String, Vec<String>, Bytes) {
+    let router = Router::new().fallback(async || "not refused").layer(row.layer.clone());
+    let mut stream = TcpStream::connect(serve(router).await).await.expect("a connection");
+    stream.write_all(request).await.expect("an open connection");
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.expect("an answer");
+    let end = answer.windows(4).position(|end| end == b"\r\n\r\n").expect("a head");
+    let head = std::str::from_utf8(&answer[..end]).expect("ascii");
+    let mut lines = head.split("\r\n").map(str::to_owned);
+    let status = lines.next().expect("a status line");
+    let lines = lines.filter(|line| !line.starts_with("date: ") && line != "connection: close");
+    (status, sorted(lines), Bytes::copy_from_slice(&answer[end + 4..]))
+}
+
+#[tokio::test]
+async fn requests_of_each_protocol_over_real_connections() {
+    const UNARY: &str = "content-type: application/proto\r\nconnect-protocol-version: 1\r\n";
+    const STREAM: &str = "content-type: application/connect+proto\r\nconnect-protocol-version: 1\r\n";
+    const WEB: &str = "content-type: application/grpc-web+proto\r\nx-grpc-web: 1\r\n";
+    const WEB_TEXT: &str = "content-type: application/grpc-web-text\r\nx-grpc-web: 1\r\n";
+    const GET: &str = "GET ?connect=v1&encoding=proto&base64=1&message=aGVsbG8";
+
+    for row in rows().await {
+        let web = |media| {
+            let mut lines = row.grpc_headers(media);
+            lines.push("cache-control: no-store".to_owned());
+            (200, lines, Bytes::new())
+        };
+        let unary = || (row.status, row.http_headers("application/json"), Bytes::from(row.error()));
+        let no_store = "cache-control: no-store".to_owned();
+        let stream_headers = vec![no_store, "content-type: application/connect+proto".to_owned()];
+        let cases = [
+            (written(&row, "POST", WEB, FRAMED), web("application/grpc-web+proto")),
+            (written(&row, "POST", WEB_TEXT, FRAMED_TEXT), web("application/grpc-web-text+proto")),
+            (written(&row, "POST", UNARY, b"hello"), unary()),
+            (written(&row, GET, "", b""), unary()),
+            (written(&row, "POST", STREAM, FRAMED), (200, stream_headers, row.end_of_stream())),
+        ];
+        for (request, (status, mut headers, body)) in cases {
+            headers.push(format!("content-length: {}", body.len()));
+            let (line, lines, read) = read_back(&row, &request).await;
+            assert_eq!(line.split(' ').nth(1), Some(status.to_string().as_str()), "{:?}", row.reason);
+            assert_eq!((lines, read), (sorted(headers), body), "{:?}", row.reason);
         }
     }
 }
