@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::routing::{any, get};
+use axum::routing::{any, get, post};
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
@@ -138,6 +138,21 @@ async fn a_client_that_goes_before_the_head() {
     }
     server.until_released(2).await;
     assert!(client.is_open());
+}
+
+/// An HTTP/1 server reads no further than the request's body is read, and so not to the end.
+#[tokio::test]
+async fn a_client_whose_going_cannot_be_noticed() {
+    let limiter = Limiter::builder(Gated::open()).limit(1).max_hold(Duration::from_secs(2)).build();
+    let layer = ConcurrencyLimitLayer::new(limiter.expect("valid settings"));
+    let never_reads = post(async |_unread: Body| pending::<()>().await);
+    let address = serve(Router::new().route("/", never_reads).layer(layer.clone())).await;
+    let mut stream = TcpStream::connect(address).await.expect("a connection");
+    let head = "POST / HTTP/1.1\r\nhost: localhost\r\nx-project-id: acme\r\ncontent-length: 100000\r\n\r\n";
+    stream.write_all(&[head.as_bytes(), &[0; 100_000]].concat()).await.expect("an open connection");
+    until(async || active(layer.limiter(), "acme").await == 1).await;
+    drop(stream);
+    until(async || active(layer.limiter(), "acme").await == 0).await;
 }
 
 #[tokio::test]
