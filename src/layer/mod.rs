@@ -35,12 +35,80 @@
 //!    before. Nothing is acquired in `poll_ready`, which is the inner service's own.
 //! 5. The inner service runs. In the request's extensions stands a [`SlotHandle`](crate::SlotHandle),
 //!    unless the request passed without a slot.
-//! 6. The slot is given back, once, with the first of: the inner service's error, a panic, the
-//!    response future dropped; the body ends, fails, yields trailers or a frame after which it says
-//!    that it is at its end; the body dropped. So a stream holds its slot for as long as it streams.
-//!    With [`Hold::Head`] it is given back when the head of the response is ready.
+//! 6. The slot is given back, once: see [below](#how-long-a-slot-is-held).
 //!
 //! The service's error type stays its own: a refusal is a response.
+//!
+//! # Which key
+//!
+//! By default the header `x-project-id` is the id. [`key`] lists what else there is. Whatever a client can
+//! write it can change, so that the right key is mostly what authentication has found out:
+//!
+//! ```
+//! # use bytes::Bytes;
+//! # use http::{Request, Response};
+//! # use http_body_util::Full;
+//! # use std::convert::Infallible;
+//! # use tower::{Layer, ServiceExt, service_fn};
+//! use tower_slots::{ConcurrencyLimitLayer, SlotHandle, key::{extension, first_of, peer_ip}};
+//!
+//! #[derive(Clone)]
+//! struct User { project: String } // put into the request's extensions by a layer outside
+//!
+//! // Users share their project's slots; who is not logged in counts by address.
+//! let key = first_of((extension::<User>(|user| user.project.clone()).optional(), peer_ip()));
+//! let layer = ConcurrencyLimitLayer::in_memory(10).key(key);
+//! # async fn run(layer: ConcurrencyLimitLayer) -> Result<(), Box<dyn std::error::Error>> {
+//! # let limiter = layer.limiter().clone();
+//! # let service = layer.layer(service_fn(|_: Request<()>| async {
+//! #     Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(b"done"))))
+//! # }));
+//! # let mut request = Request::new(());
+//! # request.extensions_mut().insert(User { project: "acme".to_owned() });
+//!
+//! let response = service.oneshot(request).await?; // of a User { project: "acme" }
+//! assert_eq!(limiter.active("acme").await?, 1);
+//! # Ok(()) }
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run(layer)).unwrap();
+//! ```
+//!
+//! # How long a slot is held
+//!
+//! | the request | gives its slot back |
+//! |---|---|
+//! | is answered, with a body | when that ends, fails, yields trailers or its last frame, or is dropped: a stream holds its slot for as long as it streams |
+//! | is answered without one (`HEAD`, 204, 304, a body at its end) | with the head of the response |
+//! | fails, or panics | at once |
+//! | is given up, as by a time-out outside | when the response future is dropped |
+//! | loses its client | when the server notices: on HTTP/2 at once; on HTTP/1 not while the handler leaves the request's body unread. [`max_hold`](crate::LimiterBuilder::max_hold) bounds that |
+//! | upgrades its connection | with the head, unless the handler [keeps it](#upgraded-connections) |
+//!
+//! With [`Hold::Head`] the head of the response is the end of all of these. A body in one piece is over when
+//! the server has taken it, and a stream when the server has taken its last frame: what is then still on its
+//! way to the client is not counted.
+//!
+//! ```
+//! use bytes::Bytes;
+//! use http::{Request, Response};
+//! use http_body_util::{BodyExt, Full};
+//! use std::convert::Infallible;
+//! use tower::{Layer, ServiceExt, service_fn};
+//! use tower_slots::ConcurrencyLimitLayer;
+//!
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! let layer = ConcurrencyLimitLayer::in_memory(10);
+//! let service = layer.layer(service_fn(|_: Request<()>| async {
+//!     Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(b"done"))))
+//! }));
+//!
+//! let request = Request::builder().header("x-project-id", "acme").body(())?;
+//! let response = service.oneshot(request).await?;
+//! assert_eq!(layer.limiter().active("acme").await?, 1); // the body is still to come
+//! response.into_body().collect().await?;
+//! assert_eq!(layer.limiter().active("acme").await?, 0);
+//! # Ok(()) }
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run()).unwrap();
+//! ```
 //!
 //! # Answers
 //!
@@ -71,15 +139,70 @@
 //! [`on_reject`](ConcurrencyLimitLayer::on_reject) replaces all of it, for every protocol. Either way the
 //! [`Rejection`] stands in the response's extensions, where an outer layer can see it.
 //!
+//! ```
+//! use bytes::Bytes;
+//! use http::{HeaderValue, Request, Response, StatusCode};
+//! use http_body_util::Full;
+//! use std::convert::Infallible;
+//! use tower::{Layer, ServiceExt, service_fn};
+//! use tower_slots::{ConcurrencyLimitLayer, RateLimitFields, Rejection, layer::Reason};
+//!
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! let layer = ConcurrencyLimitLayer::in_memory(0)
+//!     .challenge(HeaderValue::from_static("Bearer")) // 401 instead of 400
+//!     .rate_limit_fields(RateLimitFields::DraftIetf11);
+//! let service = layer.layer(service_fn(|_: Request<()>| async {
+//!     Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
+//! }));
+//!
+//! let request = Request::builder().header("x-project-id", "acme").body(())?;
+//! let refused = service.clone().oneshot(request).await?;
+//! assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+//! assert_eq!(refused.headers()["ratelimit"], r#""concurrency";r=0"#);
+//! assert_eq!(refused.extensions().get().map(Rejection::reason), Some(Reason::Saturated));
+//!
+//! let grpc = Request::builder().header("x-project-id", "acme").header("content-type", "application/grpc");
+//! let refused = service.clone().oneshot(grpc.body(())?).await?;
+//! assert_eq!((refused.status(), &refused.headers()["grpc-status"]), (StatusCode::OK, &HeaderValue::from(8)));
+//!
+//! assert_eq!(service.oneshot(Request::new(())).await?.status(), StatusCode::UNAUTHORIZED);
+//! # Ok(()) }
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run()).unwrap();
+//! ```
+//!
 //! # Where to put it
 //!
-//! Behind what finds out who is asking, in front of what costs. CORS and tracing layers go outside,
-//! so that refusals pass through them. Any number of clones, on routers, routes or connections, keep
-//! one limit. Two layers in one stack both count: a request holds a slot of each, and the inner one's
-//! handle is in the extensions.
+//! | on | by |
+//! |---|---|
+//! | a router or routes of axum | `Router::layer`, `Router::route_layer`, `MethodRouter::layer` |
+//! | a tonic server | `Server::builder().layer(layer)` |
+//! | one service of tonic | `layer.named_layer(service)`, of `tonic::service::LayerExt` |
+//! | any other service, as for hyper | `ServiceBuilder`, or [`Layer::layer`](tower_layer::Layer::layer) |
 //!
-//! A layer outside that reads a whole body in advance, to buffer or to compress it, ends the hold
-//! when it has read it.
+//! Any number of clones, on routers, routes or connections, keep one limit.
+//!
+//! Behind what finds out who is asking, in front of what costs. CORS, tracing, time-outs, compression and
+//! `CatchPanic` go outside: so refusals pass through them too, and a time-out gives the slot back. Of axum's
+//! layers the last is the outermost:
+//!
+//! ```
+//! use axum::{Router, routing::get};
+//! use std::time::Duration;
+//! use tower_http::{cors::CorsLayer, timeout::TimeoutLayer, trace::TraceLayer};
+//! use tower_slots::ConcurrencyLimitLayer;
+//!
+//! let app: Router = Router::new()
+//!     .route("/", get(|| async { "done" }))
+//!     .layer(ConcurrencyLimitLayer::in_memory(10))
+//!     // … authentication, if the key comes from it …
+//!     .layer(TimeoutLayer::with_status_code(http::StatusCode::GATEWAY_TIMEOUT, Duration::from_secs(30)))
+//!     .layer(CorsLayer::permissive())
+//!     .layer(TraceLayer::new_for_http());
+//! ```
+//!
+//! A layer outside that reads a whole body in advance, to buffer it, ends the hold when it has read it. Two
+//! layers in one stack both count: a request holds a slot of each, and the inner one's handle is in the
+//! extensions. A request that waits until the services inside are ready holds no slot yet.
 //!
 //! # Upgraded connections
 //!
