@@ -52,6 +52,22 @@ async fn on_a_router() {
 }
 
 #[tokio::test]
+async fn of_a_hundred_streams_at_once_as_many_run_as_the_limit_says() {
+    let layer = ConcurrencyLimitLayer::in_memory(8);
+    let address = serve(Router::new().route("/", streams()).layer(layer.clone())).await;
+    for _ in 0..2 {
+        let answers = futures_util::future::join_all((0..100).map(|_| fetch(address, "/"))).await;
+        let (running, refused): (Vec<_>, Vec<_>) =
+            answers.into_iter().partition(|answer| answer.status() == StatusCode::OK);
+        assert_eq!((running.len(), refused.len()), (8, 92));
+        assert!(refused.iter().all(|answer| answer.status() == StatusCode::TOO_MANY_REQUESTS));
+        assert_eq!(active(layer.limiter(), "acme").await, 8);
+        drop(running);
+        until(async || active(layer.limiter(), "acme").await == 0).await;
+    }
+}
+
+#[tokio::test]
 async fn on_method_routers() {
     let layer = ConcurrencyLimitLayer::in_memory(1);
     let router = Router::new()

@@ -91,6 +91,23 @@ async fn a_body_dropped_early_or_unread_gives_the_slot_back() {
     assert_eq!(active(layer.limiter(), "acme").await, 0);
 }
 
+#[test]
+fn responses_may_be_dropped_outside_of_a_runtime() {
+    let layer = ConcurrencyLimitLayer::in_memory(2);
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let count = || runtime().block_on(active(layer.limiter(), "acme"));
+    let hangs = layer.layer(service_fn(|_: Request<Body>| pending::<Result<Response<Body>, Infallible>>()));
+    let (answered, unanswered) = runtime().block_on(async {
+        let mut future = Box::pin(hangs.oneshot(request("acme")));
+        assert!(futures_util::poll!(&mut future).is_pending());
+        (send(&endless(layer.clone()), request("acme")).await, future)
+    });
+    assert_eq!(count(), 2);
+    drop(answered);
+    drop(unanswered);
+    assert_eq!(count(), 0);
+}
+
 #[tokio::test]
 async fn the_bodies_size_and_end_are_those_of_the_service() {
     let layer = ConcurrencyLimitLayer::in_memory(1);
