@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use support::{Gotsem, History, RedisServer, eventually};
+use support::{Gotsem, History, RedisServer, connect, eventually};
 use tokio::time::{Instant, sleep};
 use tower_slots::store::{Key, SlotStore};
 use tower_slots::{Acquire, AcquireError, Limiter, LimiterBuilder, RedisStore};
@@ -25,8 +25,7 @@ fn ours(server: &RedisServer, limit: u32) -> LimiterBuilder {
 }
 
 async fn gotsem(server: &RedisServer, ttl: Duration, max: u32) -> Gotsem {
-    let client = redis::Client::open(server.url()).unwrap();
-    Gotsem::new(client.get_multiplexed_async_connection().await.unwrap(), "sem:", ttl, max)
+    Gotsem::new(connect(&server.url()).await, "sem:", ttl, max)
 }
 
 fn is_saturated<T>(result: &Result<T, AcquireError>, active: u32) -> bool {

@@ -8,8 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use redis::aio::MultiplexedConnection;
-use support::{Gotsem, Proxy, RedisServer, eventually};
+use support::{Gotsem, Proxy, RedisServer, connect, eventually};
 use tower_slots::store::{Claim, Grant, Key, SlotId, SlotStore, StoreError, Terms};
 use tower_slots::{Acquire, AcquireError, Limiter, LimiterBuilder, OnOutage, Origin, RedisStore, Slot};
 
@@ -69,10 +68,6 @@ async fn counts(server: &RedisServer, n: u64, within: Duration) {
 
 async fn lost(slot: &Slot) {
     tokio::time::timeout(SOON, slot.lost()).await.expect("the holder is told");
-}
-
-async fn connect(url: &str) -> MultiplexedConnection {
-    redis::Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap()
 }
 
 fn terms() -> Arc<Terms> {
@@ -314,11 +309,13 @@ async fn a_member_whose_score_is_now_has_lapsed() {
         both.atomic().cmd("EVAL").arg(put).arg(1).arg(ACME).ignore();
         both.cmd("ZRANGE").arg(ACME).arg(0).arg(0).arg("WITHSCORES");
         both.cmd("EVAL").arg(COUNT).arg(1).arg(ACME);
-        both.cmd("EVAL").arg(FLIGHT).arg(1).arg(ACME).arg(i64::MAX).arg(1).arg(30_000).arg(0).arg(1);
-        both.arg(1).arg("slot_00000000000000000000000000000000");
+        // Not after 2^53 - 1 ms; the first key has claims: limit 1, 30 000 ms, none back, one of weight 1.
+        let numbers = b"\x97\xcf\x00\x1f\xff\xff\xff\xff\xff\xff\x01\x01\xcd\x75\x30\x00\x01\x01";
+        both.cmd("EVAL").arg(FLIGHT).arg(1).arg(ACME).arg(numbers);
+        both.arg("slot_00000000000000000000000000000000");
         both.cmd("DEL").arg(ACME).ignore();
-        type Answer = ((String, i64), (i64, u32), (i64, (u32, i64)));
-        let ((_, score), (counted_at, counted), (flown_at, (lapsed, used))): Answer =
+        type Answer = ((String, i64), (i64, u32), (i64, (u32, u32), i64));
+        let ((_, score), (counted_at, counted), (flown_at, (_, lapsed), used)): Answer =
             both.query_async(&mut connection).await.unwrap();
         same_ms += u32::from(score == counted_at && score == flown_at);
         assert_eq!((counted, lapsed, used), (0, 1, 1), "score {score}, now {counted_at} and {flown_at}");

@@ -8,17 +8,10 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, RedisResult, Value};
-use support::{Child, Gotsem, History, Proxy, RedisServer, child, eventually, free_port, proxy};
+use support::{Child, Gotsem, History, Proxy, RedisServer, child, connect, eventually, free_port, proxy};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
-
-/// A connection with a generous time-out.
-async fn connect(url: &str) -> MultiplexedConnection {
-    let config = AsyncConnectionConfig::new().set_response_timeout(Some(10 * SECOND));
-    let client = redis::Client::open(url).expect("a good URL");
-    client.get_multiplexed_async_connection_with_config(&config).await.expect("connects")
-}
 
 async fn ping(connection: &MultiplexedConnection) -> RedisResult<String> {
     redis::cmd("PING").query_async(&mut connection.clone()).await

@@ -15,7 +15,7 @@ pub use child::Child;
 pub use gotsem::Gotsem;
 pub use history::{History, Visit};
 pub use proxy::Proxy;
-pub use server::RedisServer;
+pub use server::{RedisServer, connect};
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;

@@ -288,3 +288,10 @@ fn answers(socket: &Path) -> bool {
     };
     ping().is_ok_and(|length| length > 0)
 }
+
+/// A connection of the client library with a generous time-out: a machine under load is no fault.
+pub async fn connect(url: &str) -> redis::aio::MultiplexedConnection {
+    let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(10)));
+    let client = redis::Client::open(url).expect("a good URL");
+    client.get_multiplexed_async_connection_with_config(&config).await.expect("connects")
+}

@@ -4,9 +4,9 @@
 -- ARGV   lease in ms
 -- Reply  server ms, members dropped
 evict(KEYS[1])
-local dropped = redis.call('ZCARD', KEYS[1])
+local dropped = call('ZCARD', KEYS[1])
 -- A holder may have a longer lease than who drains: the key outlives its slots by 10 s.
-local keep = math.max(2 * ARGV[1], redis.call('PTTL', KEYS[1]) - 10000)
-redis.call('DEL', KEYS[1])
-redis.call('SET', KEYS[2], string.format('%.0f', now), 'PX', string.format('%.0f', keep))
+local keep = math.max(2 * ARGV[1], call('PTTL', KEYS[1]) - 10000)
+call('DEL', KEYS[1])
+call('SET', KEYS[2], string.format('%.0f', now), 'PX', string.format('%.0f', keep))
 return { now, dropped }

@@ -135,29 +135,54 @@ impl Flight {
         for ask in &self.asks {
             cmd.arg(ask.key.as_str());
         }
-        cmd.arg(self.not_after);
+        cmd.arg(self.numbers());
         for ask in &self.asks {
-            let back: u32 = ask.back.iter().map(|release| release.weight).sum();
-            cmd.arg(ask.limit).arg(ask.lease_ms).arg(back).arg(ask.claims.len());
             for release in &ask.back {
                 for member in release.slot.members(release.weight) {
                     cmd.arg(&member.to_bytes()[..]);
                 }
             }
             for claim in &ask.claims {
-                cmd.arg(claim.weight).arg(&claim.slot.to_bytes()[..]);
+                cmd.arg(&claim.slot.to_bytes()[..]);
             }
         }
+    }
+
+    /// All numbers of a call as one MessagePack array.
+    fn numbers(&self) -> Vec<u8> {
+        let numbers = self.asks.iter().flat_map(|ask| {
+            let back: u32 = ask.back.iter().map(|release| release.weight).sum();
+            let head = [u64::from(ask.limit), ask.lease_ms, u64::from(back), ask.claims.len() as u64];
+            head.into_iter().chain(ask.claims.iter().map(|claim| u64::from(claim.weight)))
+        });
+        let many: usize = self.asks.iter().map(|ask| 4 + ask.claims.len()).sum();
+        let mut packed = Vec::with_capacity(16 + 5 * many);
+        // Writing into memory does not fail.
+        let _ = rmp::encode::write_array_len(&mut packed, 2 + many as u32);
+        let first_claimed = self.asks.iter().position(|ask| !ask.claims.is_empty()).map_or(0, |at| at + 1);
+        for number in [self.not_after, first_claimed as u64].into_iter().chain(numbers) {
+            let _ = rmp::encode::write_uint(&mut packed, number);
+        }
+        packed
     }
 
     pub(super) fn read(&self, reply: Value) -> Result<FlightReply, StoreError> {
         let mut items = sequence(reply)?.into_iter();
         let now = items.next().and_then(|value| unsigned(&value)).ok_or_else(malformed)?;
-        if items.len() != self.asks.len() {
+        let mut answers: Vec<Result<Answer, StoreError>> =
+            self.asks.iter().map(|_| Ok(Answer::default())).collect();
+        read_notes(items.next().ok_or_else(malformed)?, &mut answers)?;
+        for (ask, answer) in self.asks.iter().zip(&mut answers) {
+            for _ in &ask.claims {
+                let verdict = read_verdict(&items.next().ok_or_else(malformed)?)?;
+                if let Ok(answer) = answer {
+                    answer.verdicts.push(verdict);
+                }
+            }
+        }
+        if items.next().is_some() {
             return Err(malformed());
         }
-        let answers =
-            items.zip(&self.asks).map(|(value, ask)| read_answer(value, ask.claims.len())).collect();
         Ok(FlightReply { now, answers })
     }
 }
@@ -169,6 +194,7 @@ pub(super) struct FlightReply {
 }
 
 /// What became of what a flight asked of one key.
+#[derive(Default)]
 pub(super) struct Answer {
     pub(super) lapsed: u64,
     pub(super) verdicts: Vec<Verdict>,
@@ -181,14 +207,26 @@ pub(super) enum Verdict {
     Late,
 }
 
-fn read_answer(value: Value, claims: usize) -> Result<Answer, StoreError> {
-    if let Some(text) = text(&value) {
-        return Err(classify_text(text));
+/// What a reply tells of single keys: how many members had lapsed, or what is wrong.
+fn read_notes(notes: Value, answers: &mut [Result<Answer, StoreError>]) -> Result<(), StoreError> {
+    if matches!(notes, Value::Nil | Value::Boolean(false)) {
+        return Ok(());
     }
-    let mut items = sequence(value)?.into_iter();
-    let lapsed = items.next().and_then(|value| unsigned(&value)).ok_or_else(malformed)?;
-    let verdicts: Vec<_> = items.map(|value| read_verdict(&value)).collect::<Result<_, _>>()?;
-    if verdicts.len() == claims { Ok(Answer { lapsed, verdicts }) } else { Err(malformed()) }
+    for note in sequence(notes)?.chunks(2) {
+        let [place, what] = note else { return Err(malformed()) };
+        let place = unsigned(place).and_then(|place| usize::try_from(place).ok());
+        let answer = place.and_then(|place| answers.get_mut(place.checked_sub(1)?)).ok_or_else(malformed)?;
+        match (unsigned(what), text(what)) {
+            (Some(lapsed), _) => {
+                if let Ok(answer) = answer {
+                    answer.lapsed = lapsed;
+                }
+            }
+            (None, Some(text)) => *answer = Err(classify_text(text)),
+            (None, None) => return Err(malformed()),
+        }
+    }
+    Ok(())
 }
 
 fn read_verdict(value: &Value) -> Result<Verdict, StoreError> {

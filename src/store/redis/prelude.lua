@@ -1,12 +1,13 @@
 -- Stands before each of the other scripts. The server's clock, in Unix ms, is the only one.
-local time = redis.call('TIME')
+local call, try, unpack, min = redis.call, redis.pcall, unpack, math.min
+local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 -- `unpack` fails on lists of thousands, so commands take their arguments in parts of this many.
 local PART = 2000
 
 local function evict(key)
-  return redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
+  return call('ZREMRANGEBYSCORE', key, '-inf', now)
 end
 
 -- Appends score and name of each member of a claim: the first one and those that follow in number.
@@ -22,16 +23,21 @@ local function add(list, score, first, weight)
   end
 end
 
--- Writes a list of scores and members, and sees to it that the key outlives them: its TTL is only
--- ever raised, with room, so that a key in steady use is touched once a lease.
-local function put(key, list, lease)
+-- Sees to it that a key outlives its members: its TTL is only ever raised, with room, so that a key in
+-- steady use is touched once a lease. A fresh key has none yet.
+local function outlive(key, lease, fresh)
+  if fresh or call('PTTL', key) < lease + 10000 then
+    call('PEXPIRE', key, 2 * lease + 10000)
+  end
+end
+
+-- Writes a list of scores and members.
+local function put(key, list, lease, fresh)
   local added = 0
   for i = 1, #list, PART do
-    added = added + redis.call('ZADD', key, unpack(list, i, math.min(i + PART - 1, #list)))
+    added = added + call('ZADD', key, unpack(list, i, min(i + PART - 1, #list)))
   end
-  if redis.call('PTTL', key) < lease + 10000 then
-    redis.call('PEXPIRE', key, 2 * lease + 10000)
-  end
+  outlive(key, lease, fresh)
   return added
 end
 
@@ -41,7 +47,7 @@ local function scores(key, list, at, step, n)
   for i = 0, n - 1 do
     names[#names + 1] = list[at + i * step]
     if #names == PART or i == n - 1 then
-      for _, score in ipairs(redis.call('ZMSCORE', key, unpack(names))) do
+      for _, score in ipairs(call('ZMSCORE', key, unpack(names))) do
         found[#found + 1] = score
       end
       names = {}

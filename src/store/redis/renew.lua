@@ -16,7 +16,7 @@ if now > tonumber(ARGV[1]) then
   return reply
 end
 
-local held, drained = scores(key, ARGV, 4, 3, n), redis.call('GET', KEYS[2])
+local held, drained = scores(key, ARGV, 4, 3, n), call('GET', KEYS[2])
 local list, expires = {}, string.format('%.0f', now + lease)
 for i = 1, n do
   local weight, first, since = tonumber(ARGV[3 * i]), ARGV[3 * i + 1], tonumber(ARGV[3 * i + 2])
