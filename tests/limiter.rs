@@ -1,6 +1,8 @@
 //! The limiter's policy, over slots in memory: settings, ids, weights, limits and where they come
 //! from, the guards, shutdown and metrics.
 
+mod support;
+
 use std::collections::HashSet;
 use std::future::pending;
 use std::panic::AssertUnwindSafe;
@@ -1067,54 +1069,8 @@ mod shutdown {
 
 #[cfg(feature = "metrics")]
 mod metrics_of {
-    use std::collections::HashMap;
-
-    use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
-
+    use super::support::meter::recorded;
     use super::*;
-
-    /// Builds under a recorder of its own; what is measured is read from the snapshotter.
-    fn recorded(build: impl FnOnce() -> Limiter) -> (Limiter, Meter) {
-        let recorder = DebuggingRecorder::new();
-        let snapshotter = recorder.snapshotter();
-        (metrics::with_local_recorder(&recorder, build), Meter { snapshotter, seen: Mutex::default() })
-    }
-
-    /// What was measured so far. A snapshot has only what came since the last one.
-    struct Meter {
-        snapshotter: Snapshotter,
-        seen: Mutex<HashMap<String, Vec<f64>>>,
-    }
-
-    impl Meter {
-        /// All that was ever touched: `name` or `name{label}`, without the crate's prefix; sums for
-        /// counters and gauges, all values for histograms.
-        fn read(&self) -> HashMap<String, Vec<f64>> {
-            let mut seen = self.seen.lock().unwrap();
-            for (key, _, _, value) in self.snapshotter.snapshot().into_vec() {
-                let name =
-                    key.key().name().strip_prefix("tower_slots_").expect("the crate's prefix").to_owned();
-                let mut labels: Vec<String> = Vec::new();
-                for label in key.key().labels() {
-                    match label.key() {
-                        "policy" => assert_eq!(label.value(), "uploads"),
-                        _ => labels.push(label.value().to_owned()),
-                    }
-                }
-                let name = if labels.is_empty() { name } else { format!("{name}{{{}}}", labels.join(",")) };
-                let values = seen.entry(name).or_default();
-                let mut sum = |more: f64| *values = vec![values.first().unwrap_or(&0.0) + more];
-                match value {
-                    DebugValue::Counter(more) => sum(more as f64),
-                    DebugValue::Gauge(more) => sum(more.into_inner()),
-                    DebugValue::Histogram(more) => {
-                        values.extend(more.into_iter().map(|value| value.0));
-                    }
-                }
-            }
-            seen.clone()
-        }
-    }
 
     #[tokio::test(start_paused = true)]
     async fn requests_show_results_holds_and_use() {

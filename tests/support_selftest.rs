@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, RedisResult, Value};
-use support::{Child, Gotsem, History, Proxy, RedisServer, child, connect, eventually, free_port, proxy};
+use support::{
+    Child, ClockedServer, Gotsem, History, Proxy, RedisServer, child, connect, eventually, free_port, proxy,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
@@ -361,6 +363,35 @@ async fn proxy_black_hole_holds_back_and_delivers() {
         n == 2 && clients.lines().count() == 1
     })
     .await;
+}
+
+#[tokio::test]
+async fn proxy_freezes_hangs_up_and_redirects() {
+    let (server, other) = (RedisServer::start(), RedisServer::start());
+    let proxy = Proxy::start(server.addr());
+    let frozen = connect(&proxy.url()).await;
+    proxy.freeze();
+    let call = tokio::spawn(async move { incr(&frozen, "n").await });
+    proxy.redirect(other.addr());
+    let next = connect(&proxy.url()).await;
+    assert_eq!(incr(&next, "n").await.unwrap(), 1, "a new connection passes, to the other server");
+    assert!(!server.exists("n").await && !call.is_finished());
+    proxy.hang_up();
+    assert!(call.await.unwrap().is_err(), "its client hears the end");
+    assert!(!server.exists("n").await);
+    proxy.thaw();
+    eventually("what it had sent arrives", SECOND, async || server.exists("n").await).await;
+    assert_eq!(other.read::<u64>(&["GET", "n"]).await, 1);
+}
+
+#[tokio::test]
+async fn a_servers_clock_can_be_set() {
+    let (server, right) = (ClockedServer::start(), RedisServer::start());
+    for ahead in [0, 3_600_000, -2_500, 0] {
+        server.set_ahead(ahead);
+        let off = server.time_ms().await - right.time_ms().await - ahead;
+        assert!(off.abs() < 1000, "{off} ms off at {ahead} ms");
+    }
 }
 
 #[tokio::test]

@@ -5,15 +5,21 @@
 #![allow(dead_code, unreachable_pub, unused_imports)]
 
 pub mod child;
+pub mod clock;
 pub mod gotsem;
 pub mod history;
+pub mod log;
+#[cfg(feature = "metrics")]
+pub mod meter;
 pub mod process;
 pub mod proxy;
 pub mod server;
 
 pub use child::Child;
+pub use clock::ClockedServer;
 pub use gotsem::Gotsem;
 pub use history::{History, Visit};
+pub use log::Log;
 pub use proxy::Proxy;
 pub use server::{RedisServer, connect};
 

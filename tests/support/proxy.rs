@@ -38,11 +38,15 @@ struct Faults {
     refuse: bool,
     black_hole: bool,
     hold_replies: bool,
+    /// Connections with a lower number are frozen.
+    frozen_below: u64,
+    /// Those with a lower number are closed towards the client.
+    hung_up_below: u64,
 }
 
 /// What the controls and the proxy's thread share.
-#[derive(Default)]
 struct Shared {
+    upstream: Mutex<SocketAddr>,
     faults: watch::Sender<Faults>,
     drop_replies: AtomicU64,
     lose_replies: AtomicU64,
@@ -66,7 +70,16 @@ impl Proxy {
             .expect("the proxy finds a port");
         listener.set_nonblocking(true).expect("a socket can be non-blocking");
         let addr = listener.local_addr().expect("a listener has an address");
-        let shared = Arc::<Shared>::default();
+        let shared = Arc::new(Shared {
+            upstream: Mutex::new(upstream),
+            faults: watch::Sender::default(),
+            drop_replies: AtomicU64::default(),
+            lose_replies: AtomicU64::default(),
+            rewrite: Mutex::default(),
+            requests: AtomicU64::default(),
+            replies: AtomicU64::default(),
+            connections: AtomicU64::default(),
+        });
         let (cut, cuts) = mpsc::unbounded_channel();
         let its_share = shared.clone();
         let run = move || {
@@ -74,7 +87,7 @@ impl Proxy {
                 .enable_all()
                 .build()
                 .expect("the proxy's runtime starts")
-                .block_on(serve(listener, upstream, its_share, cuts));
+                .block_on(serve(listener, its_share, cuts));
         };
         let thread =
             thread::Builder::new().name("proxy".to_owned()).spawn(run).expect("the proxy's thread starts");
@@ -118,6 +131,31 @@ impl Proxy {
     /// sockets open; switched off, what was held back is delivered.
     pub fn black_hole(&self, on: bool) {
         self.shared.faults.send_modify(|faults| faults.black_hole = on);
+    }
+
+    /// Holds back, in both directions, what the connections of now carry; new ones pass. That is a
+    /// connection that is half open, as behind a router that forgot it. Their ends are held back too,
+    /// so that what a client sent before it gave up is delivered by [`Proxy::thaw`].
+    pub fn freeze(&self) {
+        let number = self.connections();
+        self.shared.faults.send_modify(|faults| faults.frozen_below = number);
+    }
+
+    /// Delivers what frozen connections held back.
+    pub fn thaw(&self) {
+        self.shared.faults.send_modify(|faults| faults.frozen_below = 0);
+    }
+
+    /// Closes the connections of now towards their clients. What these have sent still arrives at the
+    /// server, at once or after a [`Proxy::thaw`].
+    pub fn hang_up(&self) {
+        let number = self.connections();
+        self.shared.faults.send_modify(|faults| faults.hung_up_below = number);
+    }
+
+    /// Leads new connections to another server; those that exist stay where they are.
+    pub fn redirect(&self, upstream: SocketAddr) {
+        *self.shared.upstream.lock().expect("no panic under this lock") = upstream;
     }
 
     /// Swallows the next `n` replies, which the server has executed the commands of. Zero ends it.
@@ -174,7 +212,6 @@ impl Drop for Proxy {
 /// The proxy's thread: accepts connections and cuts them, until the [`Proxy`] is gone.
 async fn serve(
     listener: std::net::TcpListener,
-    upstream: SocketAddr,
     shared: Arc<Shared>,
     mut cuts: mpsc::UnboundedReceiver<std::sync::mpsc::Sender<()>>,
 ) {
@@ -186,9 +223,9 @@ async fn serve(
             biased;
             accepted = listener.accept() => {
                 let (client, _) = accepted.expect("the proxy can accept");
-                shared.connections.fetch_add(1, Ordering::SeqCst);
+                let number = shared.connections.fetch_add(1, Ordering::SeqCst);
                 if !shared.faults.borrow().refuse {
-                    connections.spawn(connection(client, upstream, shared.clone()));
+                    connections.spawn(connection(client, number, shared.clone()));
                 }
             }
             cut = cuts.recv() => {
@@ -206,7 +243,8 @@ async fn serve(
 struct Lost;
 
 /// One connection, until both directions have ended or a reply of it is lost.
-async fn connection(client: TcpStream, upstream: SocketAddr, shared: Arc<Shared>) {
+async fn connection(client: TcpStream, number: u64, shared: Arc<Shared>) {
+    let upstream = *shared.upstream.lock().expect("no panic under this lock");
     let Ok(server) = TcpStream::connect(upstream).await else {
         return;
     };
@@ -217,13 +255,22 @@ async fn connection(client: TcpStream, upstream: SocketAddr, shared: Arc<Shared>
     let (from_server, to_server) = server.into_split();
     let requests = async {
         let (queue, queued) = mpsc::unbounded_channel();
-        tokio::join!(read_requests(from_client, queue, &shared), write(to_server, queued, &shared, false),);
+        tokio::join!(
+            read_requests(from_client, queue, &shared),
+            write(to_server, queued, &shared, number, false),
+        );
         Ok(())
     };
     let replies = async {
         let (queue, queued) = mpsc::unbounded_channel();
-        let (read, ()) =
-            tokio::join!(read_replies(from_server, queue, &shared), write(to_client, queued, &shared, true),);
+        let mut faults = shared.faults.subscribe();
+        let write = async {
+            tokio::select! {
+                () = write(to_client, queued, &shared, number, true) => {}
+                _ = faults.wait_for(|faults| number < faults.hung_up_below) => {}
+            }
+        };
+        let (read, ()) = tokio::join!(read_replies(from_server, queue, &shared), write);
         read
     };
     let _lost_or_ended = tokio::try_join!(requests, replies);
@@ -287,6 +334,7 @@ async fn write(
     mut to: OwnedWriteHalf,
     mut queue: mpsc::UnboundedReceiver<Queued>,
     shared: &Shared,
+    number: u64,
     replies: bool,
 ) {
     let mut faults = shared.faults.subscribe();
@@ -296,7 +344,7 @@ async fn write(
         let mut rest = &bytes[..];
         while !rest.is_empty() {
             reach(line_free).await;
-            let throttle = open(&mut faults, replies).await.throttle;
+            let throttle = open(&mut faults, number, replies).await.throttle;
             // A fiftieth of a second's worth at a time.
             let chunk = throttle.map_or(rest.len(), |rate| (rate / 50).max(1) as usize);
             let (now, later) = rest.split_at(chunk.min(rest.len()));
@@ -310,13 +358,15 @@ async fn write(
             rest = later;
         }
     }
-    open(&mut faults, replies).await;
+    open(&mut faults, number, replies).await;
     let _already_closed = to.shutdown().await;
 }
 
 /// Waits until nothing holds this direction back; returns the faults of that moment.
-async fn open(faults: &mut watch::Receiver<Faults>, replies: bool) -> Faults {
-    let held = |faults: &Faults| faults.black_hole || (replies && faults.hold_replies);
+async fn open(faults: &mut watch::Receiver<Faults>, number: u64, replies: bool) -> Faults {
+    let held = |faults: &Faults| {
+        faults.black_hole || number < faults.frozen_below || (replies && faults.hold_replies)
+    };
     *faults.wait_for(|faults| !held(faults)).await.expect("the sender outlives its connections")
 }
 

@@ -26,6 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct RedisServer {
     args: Vec<String>,
+    env: Vec<(String, String)>,
     port: u16,
     folder: PathBuf,
     process: Mutex<Process>,
@@ -39,16 +40,22 @@ impl RedisServer {
 
     /// Starts a server with further arguments, such as `&["--requirepass", "x"]`.
     pub fn with(args: &[&str]) -> Self {
+        Self::with_env(args, &[])
+    }
+
+    /// Starts a server with further arguments and environment variables.
+    pub fn with_env(args: &[&str], env: &[(&str, &str)]) -> Self {
         let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
+        let env: Vec<_> = env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
         let name = format!("slots-{}-{:08x}", std::process::id(), super::random() as u32);
         let folder = std::env::temp_dir().join(name);
         let mut log = String::new();
         for _ in 0..10 {
             let port = super::free_port();
-            match launch(&args, port, &folder) {
+            match launch(&args, &env, port, &folder) {
                 Ok(process) => {
                     let process = Mutex::new(process);
-                    return Self { args, port, folder, process };
+                    return Self { args, env, port, folder, process };
                 }
                 Err(failure) => log = failure,
             }
@@ -104,7 +111,7 @@ impl RedisServer {
     pub fn restart(&self) {
         let mut process = self.process();
         process.kill();
-        *process = launch(&self.args, self.port, &self.folder)
+        *process = launch(&self.args, &self.env, self.port, &self.folder)
             .unwrap_or_else(|log| panic!("redis-server did not come back: {log}"));
     }
 
@@ -231,7 +238,7 @@ fn log_file(folder: &Path) -> PathBuf {
 }
 
 /// Starts a server in an emptied `folder` and waits until it answers; an `Err` is its log.
-fn launch(args: &[String], port: u16, folder: &Path) -> Result<Process, String> {
+fn launch(args: &[String], env: &[(String, String)], port: u16, folder: &Path) -> Result<Process, String> {
     let _not_there = fs::remove_dir_all(folder);
     fs::create_dir_all(folder).expect("the server's folder can be made");
     let log = File::create(log_file(folder)).expect("the server's log can be made");
@@ -246,6 +253,7 @@ fn launch(args: &[String], port: u16, folder: &Path) -> Result<Process, String> 
         .args(["--save", "", "--appendonly", "no", "--daemonize", "no"])
         .args(["--enable-debug-command", "yes"])
         .args(args)
+        .envs(env.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
         .stdout(log.try_clone().expect("a file can be cloned"))
         .stderr(log);
