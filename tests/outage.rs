@@ -4,11 +4,11 @@
 
 mod support;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use support::{History, Proxy, RedisServer, eventually, free_port};
+use support::{Log, Proxy, RedisServer, eventually, free_port};
 use tower_slots::store::{Claim, Key, SlotId, SlotStore, StoreError, StoreErrorKind, Terms};
 use tower_slots::{AcquireError, Limiter, LimiterBuilder, OnOutage, Origin, RedisStore, Slot};
 
@@ -69,43 +69,6 @@ async fn empty(server: &RedisServer) {
 async fn assert_whole(limiter: &Limiter, limit: usize) {
     let all = acquire_many(limiter, limit + 1).await;
     assert_eq!(all.iter().filter(|slot| slot.is_ok()).count(), limit, "{all:?}");
-}
-
-/// What the crate logs on this thread.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl std::io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Log {
-    fn start() -> (Self, tracing::subscriber::DefaultGuard) {
-        let log = Self::default();
-        let sink = log.clone();
-        let subscriber =
-            tracing_subscriber::fmt().with_ansi(false).with_writer(move || sink.clone()).finish();
-        (log, tracing::subscriber::set_default(subscriber))
-    }
-
-    fn lines(&self, part: &str) -> Vec<String> {
-        let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
-        text.lines()
-            .filter(|line| line.contains("tower_slots") && line.contains(part))
-            .map(str::to_owned)
-            .collect()
-    }
-
-    fn warnings(&self) -> Vec<String> {
-        self.lines(" WARN ")
-    }
 }
 
 // ---- the policies
@@ -335,49 +298,6 @@ async fn callers_that_go_away_are_no_outage() {
     empty(&server).await;
 }
 
-#[tokio::test]
-async fn foreign_data_under_a_key_is_that_ids_outage_alone() {
-    let server = RedisServer::start();
-    let (log, _guard) = Log::start();
-    let limiter =
-        on(&server.url()).limit(100).on_outage(OnOutage::Refuse).store_timeout(5 * SECOND).build().unwrap();
-    server.command(&["SET", "sem:foreign", "data"]).await;
-    for _ in 0..20 {
-        // The first of them fly alone, the others mixed.
-        let ids = ["foreign", "acme", "foreign", "acme", "other", "foreign", "acme"];
-        for (id, result) in ids.iter().zip(join_all(ids.map(|id| limiter.try_acquire(id))).await) {
-            if *id == "foreign" {
-                let error = error_of(result);
-                assert_eq!(error.kind(), StoreErrorKind::WrongType, "{error}");
-            } else {
-                assert_eq!(result.unwrap().origin(), Origin::Store);
-            }
-        }
-    }
-    assert!(
-        matches!(limiter.active("foreign").await, Err(AcquireError::Unavailable(e)) if e.kind() == StoreErrorKind::WrongType)
-    );
-    assert!(limiter.drain("foreign").await.is_err());
-    assert_eq!(server.read::<String>(&["GET", "sem:foreign"]).await, "data");
-    let warnings = log.warnings();
-    assert!(warnings.len() == 1 && warnings[0].contains("wrongtype"), "{warnings:?}");
-    assert!(!warnings[0].contains("foreign"), "ids do not get into logs");
-}
-
-#[tokio::test]
-async fn foreign_data_that_replaces_slots_ends_their_releases() {
-    let server = RedisServer::start();
-    let limiter = on(&server.url()).lease(SECOND).on_outage(OnOutage::Refuse).build().unwrap();
-    let (slot, other) =
-        (limiter.try_acquire("acme").await.unwrap(), limiter.try_acquire("other").await.unwrap());
-    server.command(&["SET", ACME, "data"]).await;
-    tokio::time::sleep(800 * MS).await;
-    assert_eq!(slot.release().await.unwrap_err().kind(), StoreErrorKind::WrongType);
-    assert_eq!(server.zcard("sem:other").await, 1);
-    drop(other);
-    assert!(limiter.shutdown(SOON).await);
-}
-
 // ---- errors of the server
 
 /// All callers see an outage of this kind, and there is one line in the log about it. Returns it.
@@ -409,82 +329,6 @@ async fn a_missing_or_wrong_login_is_named() {
     url_fails(&server.url(), StoreErrorKind::NoPerm, "put the right login into the url").await;
     let wrong = format!("redis://:secret@{}/", server.addr());
     url_fails(&wrong, StoreErrorKind::NoPerm, "put the right login into the url").await;
-}
-
-#[tokio::test]
-async fn a_missing_right_is_named() {
-    let server = RedisServer::start();
-    for (n, rights) in
-        [&["~sem:*", "+ping"][..], &["~sem:*", "+evalsha", "+eval", "+time"], &["~x:*", "+@all"]]
-            .into_iter()
-            .enumerate()
-    {
-        let user = format!("user{n}");
-        server.command(&[&["ACL", "SETUSER", &user, "on", ">secret"], rights].concat()).await;
-        let url = format!("redis://{user}:secret@{}/", server.addr());
-        let calls = server.script_calls().await;
-        url_fails(&url, StoreErrorKind::NoPerm, "grant the user").await;
-        let calls = server.script_calls().await - calls;
-        assert!(calls < 60, "{calls} calls in a second of refusals");
-    }
-}
-
-#[tokio::test]
-async fn a_replica_is_named_and_left_for_the_master_it_becomes() {
-    let server = RedisServer::start();
-    let (log, _guard) = Log::start();
-    let limiter = steady(&server.url());
-    recovered(&limiter, SOON).await;
-    server.command(&["REPLICAOF", "127.0.0.1", &free_port().to_string()]).await;
-    let line = outage_of(&limiter, &log, StoreErrorKind::ReadOnly).await;
-    assert!(line.contains("connect to the master"), "{line}");
-    assert!(limiter.active("acme").await.is_ok() || limiter.active("acme").await.is_err());
-    server.command(&["REPLICAOF", "NO", "ONE"]).await;
-    recovered(&limiter, 3 * SECOND).await;
-    empty(&server).await;
-    assert_whole(&limiter, 10).await;
-}
-
-#[tokio::test]
-async fn a_replica_without_its_master_is_named() {
-    let server = RedisServer::with(&["--replica-serve-stale-data", "no"]);
-    server.command(&["REPLICAOF", "127.0.0.1", &free_port().to_string()]).await;
-    let (log, _guard) = Log::start();
-    let limiter = refusing(&server.url());
-    let error = eventually_error(&limiter).await;
-    assert!(matches!(error.kind(), StoreErrorKind::Loading | StoreErrorKind::ReadOnly), "{error}");
-    assert_eq!(log.warnings().len(), 1, "{:?}", log.warnings());
-}
-
-async fn eventually_error(limiter: &Limiter) -> StoreError {
-    for _ in 0..10 {
-        tokio::time::sleep(50 * MS).await;
-        let _outage = limiter.try_acquire("acme").await;
-    }
-    error_of(limiter.try_acquire("acme").await)
-}
-
-#[tokio::test]
-async fn a_full_server_is_an_outage_for_acquires_only() {
-    let server = RedisServer::with(&["--maxmemory-policy", "noeviction"]);
-    let (log, _guard) = Log::start();
-    let limiter = steady(&server.url());
-    let mut slots: Vec<_> = acquire_many(&limiter, 5).await.into_iter().map(Result::unwrap).collect();
-    let (first, _) = server.members(ACME).await[0].clone();
-    server.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
-    let line = outage_of(&limiter, &log, StoreErrorKind::Oom).await;
-    assert!(line.contains("raise maxmemory"), "{line}");
-    assert!(server.members(ACME).await.iter().any(|(member, _)| *member == first));
-    let now = server.time_ms().await;
-    assert_eq!(server.members(ACME).await.iter().filter(|(_, score)| *score > now).count(), 5, "renewed");
-    slots.pop().unwrap().release().await.unwrap();
-    assert_eq!(server.zcard(ACME).await, 4);
-    assert_eq!(limiter.active("acme").await.unwrap(), 4, "it can be counted");
-    drop(slots);
-    empty(&server).await;
-    server.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
-    recovered(&limiter, 3 * SECOND).await;
-    assert_whole(&limiter, 10).await;
 }
 
 #[tokio::test]
@@ -622,58 +466,6 @@ async fn a_clock_beyond_reason_does_no_harm() {
 }
 
 // ---- connections
-
-#[tokio::test]
-async fn connections_cut_under_load_cost_few_requests_and_no_slot() {
-    let server = RedisServer::start();
-    let proxy = Proxy::start(server.addr());
-    let limiter =
-        on(&proxy.url()).limit(8).on_outage(OnOutage::Refuse).store_timeout(2 * SECOND).build().unwrap();
-    recovered(&limiter, SOON).await;
-    let (log, _guard) = Log::start();
-    let history = History::new();
-    let end = Instant::now() + 3 * SECOND;
-    let workers = (0..32).map(|_| async {
-        let (mut served, mut failed) = (0, 0);
-        while Instant::now() < end {
-            match limiter.try_acquire("acme").await {
-                Ok(_slot) => {
-                    let _visit = history.enter("acme", 1);
-                    tokio::time::sleep(MS).await;
-                    served += 1;
-                }
-                Err(AcquireError::Saturated { .. }) => tokio::time::sleep(MS).await,
-                Err(AcquireError::Unavailable(_)) => {
-                    failed += 1;
-                    tokio::time::sleep(MS).await;
-                }
-                Err(error) => panic!("{error}"),
-            }
-        }
-        (served, failed)
-    });
-    let cuts = async {
-        while Instant::now() < end {
-            tokio::time::sleep(100 * MS).await;
-            proxy.cut();
-        }
-    };
-    let (results, ()) = tokio::join!(join_all(workers), cuts);
-    let (served, failed) = results.into_iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-    assert!(proxy.connections() > 10, "{} connections", proxy.connections());
-    assert!(served > 100, "{served} served");
-    history.assert_within("acme", 8);
-    // A reconnect may be cut as well: then it is an outage, for some ms.
-    let outages = log.lines("slot store down").len();
-    assert!(
-        outages <= 3 && (outages > 0 || failed <= 30),
-        "{failed} failed of {served}: {:#?}",
-        log.lines("")
-    );
-    recovered(&limiter, SOON).await;
-    empty(&server).await;
-    assert_whole(&limiter, 8).await;
-}
 
 #[tokio::test]
 async fn a_connection_that_answers_no_more_is_replaced() {

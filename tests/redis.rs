@@ -653,41 +653,6 @@ async fn those_who_stay_are_served_though_all_around_them_go_away() {
 }
 
 #[tokio::test]
-async fn a_reply_lost_after_its_execution_is_counted_once_and_leaks_nothing() {
-    let server = RedisServer::start();
-    let proxy = Proxy::start(server.addr());
-    let limiter = on(&proxy.url()).limit(1).build().unwrap();
-    drop(limiter.try_acquire("acme").await.unwrap());
-    empty(&server).await;
-    for _ in 0..3 {
-        proxy.lose_replies(1);
-        let slot = limiter.try_acquire("acme").await.unwrap();
-        assert_eq!((slot.active(), slot.origin()), (1, Origin::Store));
-        assert_eq!(server.zcard(ACME).await, 1);
-        proxy.lose_replies(1);
-        slot.release().await.unwrap();
-        assert!(!server.exists(ACME).await);
-    }
-    assert!(proxy.connections() >= 7);
-}
-
-#[tokio::test]
-async fn a_reply_that_comes_after_the_time_out_leaks_nothing() {
-    let server = RedisServer::start();
-    let proxy = Proxy::start(server.addr());
-    let limiter = on(&proxy.url()).limit(5).store_timeout(300 * MS).build().unwrap();
-    drop(limiter.try_acquire("acme").await.unwrap());
-    empty(&server).await;
-    proxy.set_delay(400 * MS);
-    let late = acquire_many(&limiter, "acme", 5).await;
-    assert!(late.iter().all(|slot| matches!(slot, Err(AcquireError::Unavailable(_)))), "{late:?}");
-    proxy.set_delay(Duration::ZERO);
-    eventually("it works again", SOON, async || limiter.try_acquire("acme").await.is_ok()).await;
-    empty(&server).await;
-    assert_whole(&limiter, 5).await;
-}
-
-#[tokio::test]
 async fn callers_that_timed_out_on_a_stopped_server_leak_nothing() {
     let server = RedisServer::start();
     let limiter = on(&server.url()).limit(20).store_timeout(250 * MS).build().unwrap();
@@ -702,81 +667,7 @@ async fn callers_that_timed_out_on_a_stopped_server_leak_nothing() {
     assert_whole(&limiter, 20).await;
 }
 
-#[test]
-fn a_stale_acquire_takes_no_slot_though_nobody_releases_it() {
-    let server = RedisServer::start();
-    let here = tokio::runtime::Runtime::new().unwrap();
-    let there = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let limiter = on(&server.url()).limit(20).store_timeout(100 * MS).build().unwrap();
-    there.block_on(async {
-        eventually("connected", SOON, async || limiter.try_acquire("acme").await.is_ok()).await;
-        empty(&server).await;
-    });
-    let before = here.block_on(server.script_calls());
-    server.stop();
-    let late = there.block_on(acquire_many(&limiter, "acme", 20));
-    assert!(late.iter().all(|slot| matches!(slot, Err(AcquireError::Unavailable(_)))), "{late:?}");
-    // With its runtime gone, nothing of the limiter can release anything.
-    drop(there);
-    server.cont();
-    here.block_on(eventually("the server runs it", SOON, async || server.script_calls().await > before));
-    assert_eq!(here.block_on(server.zcard(ACME)), 0);
-}
-
-#[tokio::test]
-async fn no_request_fails_when_the_server_forgets_its_scripts() {
-    let server = RedisServer::start();
-    let limiter = brief(&server.url(), 100_000);
-    let held = hold(&limiter, 10).await;
-    let end = Instant::now() + 2 * SECOND;
-    let workers = (0..16).map(|_| async {
-        let mut pairs = 0;
-        while Instant::now() < end {
-            let slot = limiter.try_acquire("acme").await.unwrap();
-            assert_eq!(slot.origin(), Origin::Store);
-            slot.release().await.unwrap();
-            pairs += 1;
-        }
-        pairs
-    });
-    let flushes = async {
-        while Instant::now() < end {
-            server.script_flush().await;
-            tokio::time::sleep(3 * MS).await;
-        }
-    };
-    let (pairs, ()) = tokio::join!(join_all(workers), flushes);
-    assert!(pairs.iter().sum::<u32>() > 100);
-    assert!(server.calls("eval").await > 20, "scripts were forgotten in the middle");
-    let now = server.time_ms().await;
-    let live = server.members(ACME).await.iter().filter(|(_, score)| *score > now).count();
-    assert_eq!(live, 10, "what is held was renewed");
-    assert_eq!(limiter.drain("acme").await.unwrap(), 10);
-    for slot in &held {
-        lost(slot).await;
-    }
-}
-
 // ---- runtimes
-
-#[test]
-fn slots_may_be_dropped_outside_a_runtime_and_after_it_is_gone() {
-    let server = RedisServer::start();
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let limiter = limiter(&server, 2);
-    let (first, second) =
-        runtime.block_on(async { (limiter.try_acquire("acme").await, limiter.try_acquire("acme").await) });
-    drop(first.unwrap());
-    runtime.block_on(counts(&server, 1, SOON));
-    drop(runtime);
-    drop(second.unwrap());
-    let next = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    next.block_on(async {
-        // The first call of the next runtime sends what was left.
-        assert_whole(&limiter, 2).await;
-        empty(&server).await;
-    });
-}
 
 #[test]
 fn a_store_moves_to_the_next_runtime_with_the_slots_it_holds() {
