@@ -74,6 +74,38 @@ async fn fault_12_a_reply_that_comes_after_the_time_out_leaks_nothing() {
     healed(&server, &limiter, 5, lease).await;
 }
 
+/// An acquire is on its way over one connection when its release goes over the next. The acquire
+/// arrives after the release, and the slot must not stay taken.
+#[tokio::test]
+async fn fault_12_an_acquire_that_arrives_after_its_release_over_another_connection_leaks_nothing() {
+    let (server, lease, history) = (RedisServer::start(), 60 * SECOND, History::new());
+    let proxy = Proxy::start(server.addr());
+    let limiter = on(&proxy.url()).limit(5).lease(lease).store_timeout(3 * SECOND).build().unwrap();
+    recovered(&limiter, SOON).await;
+    lives(&server, 0, SOON).await;
+    let before = proxy.requests();
+    proxy.freeze();
+    let callers: Vec<_> = (0..3)
+        .map(|_| {
+            let limiter = limiter.clone();
+            tokio::spawn(async move { limiter.try_acquire(ID).await })
+        })
+        .collect();
+    eventually("the acquires are on their way", SOON, async || proxy.requests() > before).await;
+    callers.iter().for_each(tokio::task::JoinHandle::abort);
+    // The server gives the connection up, which the client hears, but what it sent is still under way.
+    proxy.hang_up();
+    recovered(&limiter, SOON).await;
+    assert_eq!(live(&server).await, 0, "the releases went over the new connection");
+    proxy.thaw();
+    eventually("the acquires arrive", SOON, async || live(&server).await > 0).await;
+    let start = Instant::now();
+    lives(&server, 0, SOON).await;
+    judge_time(12, "late acquires are given back after", start.elapsed(), 3 * SECOND + SLACK);
+    judge(12, &history, &never_above(5));
+    healed(&server, &limiter, 5, lease).await;
+}
+
 // ---- 18: a holder that is cut off
 
 #[tokio::test]

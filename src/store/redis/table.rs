@@ -465,12 +465,16 @@ impl Table {
         }
     }
 
-    /// Once a tick: puts releases that have waited into their queue, tells who has lost a slot, and
-    /// returns what has to be renewed before the next tick but one.
-    pub(super) fn tick(&mut self, now: Instant, tick: Duration, news: &mut News) -> Vec<Batch> {
+    /// Puts releases that have waited into their queue.
+    pub(super) fn queue_due(&mut self, now: Instant) {
         let due: Vec<_> =
             self.later.extract_if(.., |(at, _)| *at <= now).map(|(_, release)| release).collect();
         self.releases.extend(due);
+    }
+
+    /// Once a tick: ends what has lapsed, tells who has lost a slot, and returns what has to be
+    /// renewed before the next tick but one.
+    pub(super) fn tick(&mut self, now: Instant, tick: Duration, news: &mut News) -> Vec<Batch> {
         let (lapsed, kept): (VecDeque<_>, _) =
             std::mem::take(&mut self.releases).into_iter().partition(|release| release.lapses <= now);
         self.releases = kept;

@@ -51,6 +51,8 @@ fn keep_time(
     if !state.is_home(home) {
         return None;
     }
+    // Not with the tick: until the next one, this task would find them due again and again.
+    state.table.queue_due(now);
     let mut batches = Vec::new();
     let tick = state.tick;
     if *next_tick <= now || *next_tick > now + tick {
