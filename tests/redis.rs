@@ -369,34 +369,6 @@ async fn another_clients_clock_does_not_move_ours() {
     drop(slot);
 }
 
-#[tokio::test]
-async fn the_keys_ttl_outlives_the_longest_lease_and_never_shrinks() {
-    let server = RedisServer::start();
-    let long = on(&server.url()).limit(100).lease(600 * SECOND).build().unwrap();
-    let short = brief(&server.url(), 100);
-    let mut last = 0;
-    let mut check = async |what: &str| {
-        let expires: i64 = server.read(&["PEXPIRETIME", ACME]).await;
-        let longest = server.members(ACME).await.last().map_or(0, |(_, score)| *score);
-        assert!(expires >= longest + 10_000, "{what}: the key ends at {expires}, a lease at {longest}");
-        assert!(expires >= last, "{what}: shrank from {last} to {expires}");
-        last = expires;
-    };
-    let first = short.try_acquire("acme").await.unwrap();
-    check("a lease of 1 s").await;
-    let second = long.try_acquire("acme").await.unwrap();
-    check("beside one of 600 s").await;
-    for _ in 0..20 {
-        drop(short.try_acquire("acme").await.unwrap());
-        check("short leases come and go").await;
-        tokio::time::sleep(50 * MS).await;
-    }
-    drop(first);
-    check("renewed and released").await;
-    assert!(server.zcard(ACME).await >= 1);
-    drop(second);
-}
-
 // ---- renewal
 
 #[tokio::test]

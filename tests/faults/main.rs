@@ -9,6 +9,7 @@ mod common;
 mod holder;
 mod networks;
 mod processes;
+mod requests;
 mod runtimes;
 mod servers;
 #[path = "../support/mod.rs"]

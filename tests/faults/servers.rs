@@ -398,3 +398,36 @@ async fn fault_22_foreign_data_that_replaces_slots_ends_their_releases() {
     judge_time(22, "a shutdown took", start.elapsed(), 2 * SECOND);
     judge(22, &history, &never_above(10));
 }
+
+// ---- 25: leases of different length
+
+#[tokio::test]
+async fn fault_25_the_keys_ttl_outlives_the_longest_lease_and_never_shrinks() {
+    let (server, history) = (RedisServer::start(), History::new());
+    let (short, long) = (steady(&server.url(), 100, SECOND), steady(&server.url(), 100, 600 * SECOND));
+    let (mut last, mut least) = (0, i64::MAX);
+    let mut check = async |what: &str| {
+        let expires: i64 = server.read(&["PEXPIRETIME", KEY]).await;
+        let longest = server.members(KEY).await.last().map_or(0, |(_, score)| *score);
+        least = least.min(expires - longest);
+        assert!(expires >= longest + 10_000, "fault 25: {what}: {expires}, a lease at {longest}");
+        assert!(expires >= last, "fault 25: {what}: shrank from {last} to {expires}");
+        last = expires;
+    };
+    let first = hold(&short, &history, 1).await;
+    check("a lease of 1 s").await;
+    let second = hold(&long, &history, 1).await;
+    check("beside one of 600 s").await;
+    for _ in 0..20 {
+        drop(hold(&short, &history, 1).await);
+        check("short leases come and go").await;
+        sleep(50 * MS).await;
+    }
+    drop(first);
+    check("renewed and released").await;
+    assert!(server.zcard(KEY).await >= 1);
+    drop(second);
+    say(25, &format!("the key outlives its longest lease by {least} ms of at least 10000 ms"));
+    judge(25, &history, &never_above(100));
+    healed(&server, &short, 100, SECOND).await;
+}
