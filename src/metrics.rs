@@ -137,7 +137,7 @@ meters! {
     acquire_seconds: Histogram["result" in Acquired], "acquire_seconds", Seconds, "Time to the store's answer.";
     utilization: Histogram, "utilization_ratio", Count, "Slots in use over the limit, at each acquire.";
     lost: Counter, "slots_lost_total", Count, "Slots gone before their holder released them.";
-    reasserted: Counter, "slots_reasserted_total", Count, "Slots put back after the store had lost them.";
+    reasserted: Counter, "slots_reasserted_total", Count, "Slots put into the store that did not have them: it had lost its data, or was down when they were admitted.";
     expired: Counter, "slots_expired_total", Count, "Slots whose lease ran out, evicted by a call of this process.";
     renewals: Counter["result" in Renewal], "renewals_total", Count, "Renewals of held slots.";
     releases: Counter["result" in Released], "releases_total", Count, "Releases sent to the store.";

@@ -383,8 +383,12 @@ impl Core {
 
     fn in_outage(&self, held: Arc<Held>, most: u32, error: StoreError) -> Result<Slot, AcquireError> {
         held.set_taken(Taken::Nowhere);
+        // Under an id of its own: the store may yet have to undo what became of the claim.
+        let held = held.anew();
         match &self.outage {
             Outage::Admit => {
+                held.set_taken(Taken::Store);
+                self.store.adopt(self.claim_of(&held, most));
                 self.count(Outcome::FailOpen);
                 Ok(held.granted(Origin::FailOpen, 0, Limit::Max(most)))
             }
@@ -399,7 +403,8 @@ impl Core {
                 };
                 match grant {
                     Grant::Granted { active } => {
-                        held.set_taken(Taken::Local);
+                        held.set_taken(Taken::Both);
+                        self.store.adopt(self.claim_of(&held, most));
                         self.count(Outcome::LocalAdmitted);
                         Ok(held.granted(Origin::Local, active, Limit::Max(most)))
                     }

@@ -4,13 +4,15 @@ use crate::store::MemoryStore;
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum OnOutage {
-    /// Let them pass, unlimited and uncounted: an outage of the store is none of the service.
+    /// Let them pass, unlimited: an outage of the store is none of the service. Those that still run
+    /// when the store answers again are counted from then on, also over the limit.
     Admit,
     /// Refuse them with [`AcquireError::Unavailable`](crate::AcquireError::Unavailable).
     Refuse,
     /// Limit them within this process: each id to `ceil(limit × share)`.
     ///
-    /// With `share` one over the number of processes, the fleet as a whole stays near the limit.
+    /// With `share` one over the number of processes, the fleet as a whole stays near the limit. What
+    /// still runs when the store answers again counts there from then on.
     Local {
         /// This process's share of each limit, from 0 to 1.
         share: f64,

@@ -16,9 +16,11 @@ use crate::store::{Holder, Key, Lost, SlotId, SlotStore, StoreError};
 pub enum Origin {
     /// The store granted it.
     Store,
-    /// The store could not answer and the limiter admits in an outage: the slot stands for nothing.
+    /// The store could not answer and the limiter admits in an outage. The slot counts from when the
+    /// store answers again, if it is still held then.
     FailOpen,
-    /// The store could not answer and this process's share of the limit granted it.
+    /// The store could not answer and this process's share of the limit granted it. With the whole
+    /// fleet it counts from when the store answers again, if it is still held then.
     Local,
     /// The id has no limit: the slot stands for nothing.
     Unlimited,
@@ -263,7 +265,8 @@ pub(super) enum Taken {
     /// Nobody: the guards stand for nothing.
     Nowhere = 0,
     Store = 1,
-    Local = 2,
+    /// The store, and this process's share of the limit.
+    Both = 2,
 }
 
 impl Held {
@@ -281,6 +284,11 @@ impl Held {
             loss: Mutex::default(),
             permit: OnceLock::new(),
         })
+    }
+
+    /// One for the same request, under another id.
+    pub(super) fn anew(&self) -> Arc<Self> {
+        Self::new(&self.core, self.key.clone(), self.how)
     }
 
     /// Begins the hold.
@@ -314,13 +322,13 @@ impl Held {
         self.taken.store(taken as u8, Ordering::Release);
     }
 
-    /// The store that has to be told, once.
+    /// The store that has to be told, once. The process's own share is given back at once.
     fn take_back(&self) -> Option<&dyn SlotStore> {
-        match self.taken.swap(Taken::Nowhere as u8, Ordering::AcqRel) {
-            taken if taken == Taken::Store as u8 => Some(self.core.store()),
-            taken if taken == Taken::Local as u8 => self.core.local_slots(),
-            _ => None,
+        let taken = self.taken.swap(Taken::Nowhere as u8, Ordering::AcqRel);
+        if let Some(local) = self.core.local_slots().filter(|_| taken == Taken::Both as u8) {
+            local.release(&self.key, self.id);
         }
+        (taken != Taken::Nowhere as u8).then(|| self.core.store())
     }
 
     fn loss(&self) -> MutexGuard<'_, Loss> {

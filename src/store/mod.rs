@@ -42,6 +42,16 @@ pub trait SlotStore: Send + Sync + 'static {
     /// The claim is the store's with the call, whether or not what it returns is ever polled.
     fn acquire(&self, claim: Claim) -> Reply<Result<Grant, StoreError>>;
 
+    /// Counts the slots of a claim that was admitted while the store could not answer: as soon as it
+    /// can, whatever the limit, if they are not released before. From then on they are renewed, lost
+    /// and released as any other.
+    ///
+    /// Called in an outage, for every request that is admitted: it must be cheap, and must not block.
+    /// By default nothing is counted, as for a store that never fails.
+    fn adopt(&self, claim: Claim) {
+        drop(claim);
+    }
+
     /// Gives the slots of one claim back, in the background.
     ///
     /// Called from `Drop`: it must not block, and must work outside an async runtime. A slot that

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tower_slots::store::StoreErrorKind;
 use tower_slots::{AcquireError, Limiter, OnOutage, Origin};
 
@@ -55,6 +55,58 @@ async fn fault_06_on_a_stopped_server_every_call_answers_in_its_budget_by_policy
     }
     judge(6, &history, &never_above(10));
     healed(&server, &refuse, 10, lease).await;
+}
+
+/// Slots that are let in while the server stands still are counted once it goes on.
+async fn counted_afterwards(policy: OnOutage, origin: Origin) {
+    let (server, lease, history) = (RedisServer::start(), 2 * SECOND, History::new());
+    let (limiter, meter) =
+        recorded(|| on(&server.url()).limit(4).lease(lease).on_outage(policy).build().unwrap());
+    let other = steady(&server.url(), 4, lease);
+    recovered(&limiter, SOON).await;
+    recovered(&other, SOON).await;
+    lives(&server, 0, SOON).await;
+    server.stop();
+    let mut admitted = hold(&limiter, &history, 4).await;
+    assert!(admitted.iter().all(|held| held.slot.origin() == origin));
+    // A slot that is given back before the server goes on is none of its business.
+    admitted.pop().unwrap().slot.release().await.expect("it is given back at once");
+    eventually("the breaker opens", SOON, async || {
+        drop(limiter.try_acquire(ID).await);
+        meter.sum("breaker_state") == 2.0
+    })
+    .await;
+    sleep(lease).await;
+    server.cont();
+    recovered(&limiter, SOON).await;
+    let start = Instant::now();
+    lives(&server, 3, SOON).await;
+    judge_time(6, "what was let in counts after", start.elapsed(), lease / 3 + SLACK);
+    let more = hold(&other, &history, 1).await;
+    assert!(is_saturated(&other.try_acquire(ID).await), "the limit is 4");
+    sleep(lease + lease / 2).await;
+    assert_eq!(live(&server).await, 4, "it is renewed");
+    assert_eq!(meter.sum("slots_lost_total"), 0.0, "a slot that was never there is not lost");
+    admitted.pop().unwrap().slot.release().await.expect("and given back");
+    lives(&server, 3, SOON).await;
+    sleep(2 * MS).await;
+    assert_eq!(other.drain(ID).await.unwrap(), 3);
+    for held in &admitted {
+        timeout(SOON, held.slot.lost()).await.expect("and lost to a drain");
+    }
+    drop((admitted, more));
+    judge(6, &history, &never_above(4));
+    healed(&server, &limiter, 4, lease).await;
+}
+
+#[tokio::test]
+async fn fault_06_slots_admitted_in_an_outage_count_within_a_third_of_a_lease_after_it() {
+    counted_afterwards(OnOutage::Admit, Origin::FailOpen).await;
+}
+
+#[tokio::test]
+async fn fault_06_slots_of_the_processes_share_count_within_a_third_of_a_lease_after_an_outage() {
+    counted_afterwards(OnOutage::Local { share: 1.0 }, Origin::Local).await;
 }
 
 #[test]

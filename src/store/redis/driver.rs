@@ -87,6 +87,14 @@ impl Driver {
         })
     }
 
+    pub(super) fn adopt(self: &Arc<Self>, claim: Claim) {
+        let mut state = self.lock();
+        // Where there is no runtime, none of it will ever be sent.
+        if self.ready(&mut state, &claim.terms).is_ok() {
+            state.table.adopt(claim, Instant::now());
+        }
+    }
+
     pub(super) fn release(self: &Arc<Self>, slot: SlotId) {
         let mut news = News::default();
         self.lock().table.release(slot, None, &mut news);

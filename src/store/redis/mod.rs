@@ -107,6 +107,10 @@ impl SlotStore for RedisStore {
         self.driver.acquire(claim)
     }
 
+    fn adopt(&self, claim: Claim) {
+        self.driver.adopt(claim);
+    }
+
     fn release(&self, _key: &Key, slot: SlotId) {
         self.driver.release(slot);
     }

@@ -50,10 +50,38 @@ struct Entry {
     /// When the last call was sent that may have acquired or renewed it: its lease runs from there.
     sent: Instant,
     told_lapsed: bool,
+    /// The server has granted or renewed it. One that was admitted without the server waits for that.
+    registered: bool,
     doubt: Option<Doubt>,
 }
 
 struct GivenUp(Option<Confirm>);
+
+impl Entry {
+    fn new(claim: Claim, phase: Phase, now: Instant) -> Self {
+        let Claim { key, weight, terms, holder, .. } = claim;
+        Self {
+            key,
+            weight,
+            terms,
+            holder,
+            phase,
+            given_up: None,
+            since: now,
+            since_server: 0,
+            renewed: now,
+            sent: now,
+            told_lapsed: false,
+            registered: false,
+            doubt: None,
+        }
+    }
+
+    /// It is not with the server, and nothing is on its way there.
+    fn is_unknown(&self) -> bool {
+        !self.registered && self.doubt.is_none()
+    }
+}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -160,23 +188,17 @@ impl Table {
     }
 
     pub(super) fn enqueue(&mut self, claim: Claim, reply: Answer, now: Instant) {
-        let Claim { key, slot, weight, limit, terms, holder } = claim;
-        let deadline = now + terms.timeout;
+        let (slot, weight, limit) = (claim.slot, claim.weight, claim.limit);
+        let deadline = now + claim.terms.timeout;
         self.acquires.push_back(Acquire { slot, weight, limit, queued: now, deadline, tries: 0, reply });
-        let entry = Entry {
-            key,
-            weight,
-            terms,
-            holder,
-            phase: Phase::Queued,
-            given_up: None,
-            since: now,
-            since_server: 0,
-            renewed: now,
-            sent: now,
-            told_lapsed: false,
-            doubt: None,
-        };
+        self.slots.insert(slot, Entry::new(claim, Phase::Queued, now));
+    }
+
+    /// Holds slots that the server does not know: the next renewal that comes through registers them.
+    pub(super) fn adopt(&mut self, claim: Claim, now: Instant) {
+        let slot = claim.slot;
+        // No drain that the server knows of was about it.
+        let entry = Entry { since_server: u64::MAX, ..Entry::new(claim, Phase::Held, now) };
         self.slots.insert(slot, entry);
     }
 
@@ -187,8 +209,8 @@ impl Table {
             return;
         };
         match entry.phase {
-            // What was sent for it before may still be executed.
-            Phase::Queued if entry.doubt.is_none() => {
+            // Else what was sent for it before may still be executed.
+            Phase::Queued | Phase::Held if entry.is_unknown() => {
                 self.slots.remove(&slot);
                 news.confirms.extend(confirm.map(|confirm| (confirm, Ok(()))));
             }
@@ -396,6 +418,7 @@ impl Table {
             Verdict::Decided(grant @ Grant::Granted { .. }) => {
                 entry.phase = Phase::Held;
                 entry.since_server = server_now;
+                entry.registered = true;
                 match entry.given_up.take() {
                     Some(GivenUp(confirm)) => self.give_back(claim.slot, confirm),
                     None => news.replies.push((claim.reply, Ok(grant))),
@@ -474,13 +497,19 @@ impl Table {
 
     /// Once a tick: ends what has lapsed, tells who has lost a slot, and returns what has to be
     /// renewed before the next tick but one.
-    pub(super) fn tick(&mut self, now: Instant, tick: Duration, news: &mut News) -> Vec<Batch> {
+    pub(super) fn tick(
+        &mut self,
+        now: Instant,
+        tick: Duration,
+        can_send: bool,
+        news: &mut News,
+    ) -> Vec<Batch> {
         let (lapsed, kept): (VecDeque<_>, _) =
             std::mem::take(&mut self.releases).into_iter().partition(|release| release.lapses <= now);
         self.releases = kept;
         lapsed.into_iter().for_each(|release| self.lapse(release, news));
         self.end_overdue(now, news);
-        self.due_renewals(now, tick, news)
+        self.due_renewals(now, tick, can_send, news)
     }
 
     fn end_overdue(&mut self, now: Instant, news: &mut News) {
@@ -497,18 +526,20 @@ impl Table {
         }
     }
 
-    fn due_renewals(&mut self, now: Instant, tick: Duration, news: &mut News) -> Vec<Batch> {
+    fn due_renewals(&mut self, now: Instant, tick: Duration, can_send: bool, news: &mut News) -> Vec<Batch> {
         let mut batches: Vec<Batch> = Vec::new();
         let mut open: HashMap<(Key, Duration), (usize, u32)> = HashMap::new();
         for (slot, entry) in &mut self.slots {
             if entry.phase != Phase::Held {
                 continue;
             }
-            if !entry.told_lapsed && entry.renewed + entry.terms.lease <= now {
+            if entry.registered && !entry.told_lapsed && entry.renewed + entry.terms.lease <= now {
                 entry.told_lapsed = true;
                 news.losses.push((Weak::clone(&entry.holder), Lost::Lapsed));
             }
-            if now + tick < entry.renewed + entry.terms.lease / 3 {
+            let due =
+                if entry.registered { now + tick >= entry.renewed + entry.terms.lease / 3 } else { can_send };
+            if !due {
                 continue;
             }
             entry.phase = Phase::Renewing;
@@ -546,6 +577,9 @@ impl Table {
             match verdict {
                 RenewVerdict::Renewed | RenewVerdict::PutBack => {
                     entry.renewed = batch.sent;
+                    if !std::mem::replace(&mut entry.registered, true) {
+                        entry.since_server = reply.now;
+                    }
                     self.renewal_over(*slot, None);
                 }
                 RenewVerdict::Drained => {

@@ -57,7 +57,8 @@ fn keep_time(
     let tick = state.tick;
     if *next_tick <= now || *next_tick > now + tick {
         *next_tick = now + tick;
-        batches = state.table.tick(now, tick, &mut news);
+        let can_send = state.can_send();
+        batches = state.table.tick(now, tick, can_send, &mut news);
     }
     let late = state.table.waiting_since().is_some_and(|since| since + MOST_WAIT <= now) && state.can_send();
     let until = sleep_time(&mut state, now, *next_tick);
