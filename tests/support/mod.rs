@@ -14,6 +14,8 @@ pub mod meter;
 pub mod process;
 pub mod proxy;
 pub mod server;
+#[cfg(feature = "redis-tls")]
+pub mod tls;
 
 pub use child::Child;
 pub use clock::ClockedServer;

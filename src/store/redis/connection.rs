@@ -30,19 +30,12 @@ pub(super) enum Endpoint {
 
 impl Endpoint {
     /// A connection on which nothing was said yet.
-    async fn dial(&self) -> RedisResult<Conn> {
-        match self {
-            Self::Client(client) => {
-                // The driver bounds each call itself; a second timer would only cost.
-                let config = AsyncConnectionConfig::new()
-                    .set_connection_timeout(Some(CONNECT_TIMEOUT))
-                    .set_response_timeout(None);
-                let dial = client.get_multiplexed_async_connection_with_config(&config);
-                Ok(Conn::Multiplexed(dial.await?))
-            }
-            Self::Manager(manager) => Ok(Conn::Managed(manager.clone())),
-            Self::Fixed(connection) => Ok(Conn::Multiplexed(connection.clone())),
-        }
+    async fn dial(&self) -> Result<Conn, StoreError> {
+        Ok(match self {
+            Self::Client(client) => Conn::Multiplexed(dial(client).await?),
+            Self::Manager(manager) => Conn::Managed(manager.clone()),
+            Self::Fixed(connection) => Conn::Multiplexed(connection.clone()),
+        })
     }
 
     /// Whether what is sent on one dialled connection arrives in order, for as long as it lives.
@@ -54,14 +47,30 @@ impl Endpoint {
     pub(super) async fn connect(&self) -> Result<(Conn, u64), StoreError> {
         let limit = CONNECT_TIMEOUT * 2;
         let connect = async {
-            let mut conn = self.dial().await.map_err(|error| from_redis(&error))?;
-            let reply = conn.run(&script::HELLO, |cmd| _ = cmd.arg(0)).await?;
-            let (now, version) = script::read_hello(reply)?;
-            check_version(&version)?;
-            Ok((conn, now))
+            let mut conn = self.dial().await?;
+            greet(&mut conn).await.map(|now| (conn, now))
         };
         tokio::time::timeout(limit, connect).await.unwrap_or_else(|_| Err(unreachable_in_time()))
     }
+}
+
+/// A connection of our own, on which nothing was said yet.
+pub(super) async fn dial(client: &Client) -> Result<MultiplexedConnection, StoreError> {
+    #[cfg(feature = "redis-tls")]
+    super::tls::choose_provider();
+    // The driver bounds each call itself; a second timer would only cost.
+    let config =
+        AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT_TIMEOUT)).set_response_timeout(None);
+    let dialled = client.get_multiplexed_async_connection_with_config(&config).await;
+    dialled.map_err(|error| from_redis(&error))
+}
+
+/// The server's clock, if it may be used.
+async fn greet(conn: &mut Conn) -> Result<u64, StoreError> {
+    let reply = conn.run(&script::HELLO, |cmd| _ = cmd.arg(0)).await;
+    let (now, version) = script::read_hello(reply?)?;
+    check_version(&version)?;
+    Ok(now)
 }
 
 fn unreachable_in_time() -> StoreError {
@@ -124,14 +133,18 @@ impl Conn {
     }
 
     async fn request(&mut self, cmd: &Cmd) -> RedisResult<Value> {
-        let reply = match self {
-            Self::Multiplexed(conn) => conn.req_packed_command(cmd).await,
-            Self::Managed(conn) => conn.req_packed_command(cmd).await,
-        };
-        match reply? {
-            Value::ServerError(error) => Err(error.into()),
-            value => Ok(value),
+        match self {
+            Self::Multiplexed(conn) => request(conn, cmd).await,
+            Self::Managed(conn) => request(conn, cmd).await,
         }
+    }
+}
+
+/// Sends a command; what the server says no to is an error.
+pub(super) async fn request(conn: &mut impl ConnectionLike, cmd: &Cmd) -> RedisResult<Value> {
+    match conn.req_packed_command(cmd).await? {
+        Value::ServerError(error) => Err(error.into()),
+        value => Ok(value),
     }
 }
 

@@ -14,10 +14,35 @@ pub(super) fn from_redis(error: &RedisError) -> StoreError {
     match error.kind() {
         ErrorKind::AuthenticationFailed => classify("WRONGPASS", &error.to_string()),
         ErrorKind::Io => {
-            StoreError::new(StoreErrorKind::Io, format!("{error}: is the server up, and the address right?"))
+            let text = error.to_string();
+            let advice = about_tls(&text).unwrap_or("is the server up, and the address right?");
+            StoreError::new(StoreErrorKind::Io, format!("{text}: {advice}"))
         }
         _ => StoreError::new(StoreErrorKind::Other, error.to_string()),
     }
+}
+
+/// What to do about a handshake that failed.
+fn about_tls(text: &str) -> Option<&'static str> {
+    let advice = match text {
+        _ if text.contains("UnknownIssuer") || text.contains("BadSignature") => {
+            "an authority signed the server's certificate that is not trusted here: give its certificate with \
+             TlsAddress::authority"
+        }
+        _ if text.contains("not valid for") => {
+            "the server's certificate is for another name: use that in the address"
+        }
+        _ if text.contains("invalid peer certificate") => "the server needs another certificate",
+        _ if text.contains("CertificateRequired") => {
+            "the server asks for a client certificate: give one with TlsAddress::identity"
+        }
+        _ if text.contains("received fatal alert") => {
+            "the server refused the handshake: does it trust the authority of our certificate?"
+        }
+        _ if text.contains("corrupt message") => "the server speaks no TLS at this port: use redis://",
+        _ => return None,
+    };
+    Some(advice)
 }
 
 /// An error that a script caught, as its text: the code is the first word.

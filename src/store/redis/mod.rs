@@ -24,17 +24,22 @@ mod flight;
 mod script;
 mod state;
 mod table;
+#[cfg(feature = "redis-tls")]
+mod tls;
 mod upkeep;
 
 use std::fmt;
 use std::sync::Arc;
 
 use ::redis::aio::{ConnectionManager, MultiplexedConnection};
-use ::redis::{Client, Cmd, IntoConnectionInfo};
+use ::redis::{Client, Cmd, ErrorKind, IntoConnectionInfo, RedisError};
 use tokio::sync::oneshot;
 
 use self::connection::{Endpoint, tuned};
 use self::driver::{Driver, drain, number_of};
+#[cfg(feature = "redis-tls")]
+#[cfg_attr(docsrs, doc(cfg(feature = "redis-tls")))]
+pub use self::tls::TlsAddress;
 use super::{Claim, Grant, Key, Reply, SlotId, SlotStore, StoreError, Terms};
 use crate::error::ConfigError;
 use crate::metrics::Operation;
@@ -64,20 +69,36 @@ pub struct RedisStore {
 
 impl RedisStore {
     /// The store at this address: `redis://[user:password@]host[:port][/db]`, with
-    /// `?protocol=resp3` for RESP3, or `unix:///path/to/socket`.
+    /// `?protocol=resp3` for RESP3, or `unix:///path/to/socket`. With the feature `redis-tls` also
+    /// `rediss://…`, and `TlsAddress` for certificates of one's own.
     ///
     /// # Errors
     ///
     /// The address is malformed, or of a kind that this build does not support. Whether a server is
     /// there shows at the first call.
     pub fn open(url: impl IntoConnectionInfo) -> Result<Self, ConfigError> {
-        let problem = "must be redis://[user:password@]host[:port][/db] or unix:///path/to/socket";
-        Client::open(url).map(Self::from).map_err(|_| ConfigError::new("url", problem))
+        Client::open(url).map(Self::from).map_err(|error| config_error(&error))
     }
 
     fn at(endpoint: Endpoint) -> Self {
         Self { driver: Driver::new(endpoint) }
     }
+}
+
+/// The client library's error may show a password; ours shows nothing of the address.
+fn config_error(error: &RedisError) -> ConfigError {
+    if error.kind() == ErrorKind::Io {
+        let problem =
+            "must be in PEM: an authority's certificates, or a certificate chain and its private key";
+        return ConfigError::new("certificates", problem);
+    }
+    let problem = if cfg!(feature = "redis-tls") {
+        "must be redis[s]://[user:password@]host[:port][/db] or unix:///path/to/socket"
+    } else {
+        "must be redis://[user:password@]host[:port][/db] or unix:///path/to/socket; \
+         rediss:// needs the feature redis-tls"
+    };
+    ConfigError::new("url", problem)
 }
 
 /// Dials with the client's settings; socket options that it leaves at their defaults are set to what
