@@ -13,6 +13,8 @@ pub mod log;
 pub mod meter;
 pub mod process;
 pub mod proxy;
+#[cfg(feature = "redis-sentinel")]
+pub mod sentinel;
 pub mod server;
 #[cfg(feature = "redis-tls")]
 pub mod tls;

@@ -1,5 +1,6 @@
 //! A real `redis-server` of a test's own.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -128,20 +129,11 @@ impl RedisServer {
     /// Runs a command; a server's error is an `Err`.
     pub async fn try_command(&self, command: &[&str]) -> RedisResult<Value> {
         let mut info = self.unix_url().into_connection_info()?;
-        let mut settings = info.redis_settings().clone().set_skip_set_lib_name();
         if let Some(at) = self.args.iter().position(|arg| arg == "--requirepass") {
-            settings = settings.set_password(&self.args[at + 1]);
+            let settings = info.redis_settings().clone().set_password(&self.args[at + 1]);
+            info = info.set_redis_settings(settings);
         }
-        info = info.set_redis_settings(settings);
-        let mut call = redis::Cmd::new();
-        call.arg(command);
-        // A blocking call on a thread of its own: it does not mind a paused clock.
-        let query = move || {
-            let mut connection = redis::Client::open(info)?.get_connection_with_timeout(PATIENCE)?;
-            connection.set_read_timeout(Some(PATIENCE))?;
-            call.query(&mut connection)
-        };
-        tokio::task::spawn_blocking(query).await.expect("the helper's thread ends well")
+        query(info, command).await
     }
 
     /// Members of the sorted set: ZCARD.
@@ -227,6 +219,27 @@ impl Drop for RedisServer {
     }
 }
 
+/// The server that all tests use.
+pub fn binary() -> OsString {
+    std::env::var_os("REDIS_SERVER_BIN").unwrap_or_else(|| "redis-server".into())
+}
+
+/// Runs one command over a connection of its own.
+pub async fn query(address: impl IntoConnectionInfo, command: &[&str]) -> RedisResult<Value> {
+    let info = address.into_connection_info()?;
+    let settings = info.redis_settings().clone().set_skip_set_lib_name();
+    let info = info.set_redis_settings(settings);
+    let mut call = redis::Cmd::new();
+    call.arg(command);
+    // A blocking call on a thread of its own: it does not mind a paused clock.
+    let query = move || {
+        let mut connection = redis::Client::open(info)?.get_connection_with_timeout(PATIENCE)?;
+        connection.set_read_timeout(Some(PATIENCE))?;
+        call.query(&mut connection)
+    };
+    tokio::task::spawn_blocking(query).await.expect("the helper's thread ends well")
+}
+
 /// The unix socket of the server in `folder`.
 fn socket(folder: &Path) -> PathBuf {
     folder.join("redis.sock")
@@ -242,7 +255,7 @@ fn launch(args: &[String], env: &[(String, String)], port: u16, folder: &Path) -
     let _not_there = fs::remove_dir_all(folder);
     fs::create_dir_all(folder).expect("the server's folder can be made");
     let log = File::create(log_file(folder)).expect("the server's log can be made");
-    let binary = std::env::var_os("REDIS_SERVER_BIN").unwrap_or_else(|| "redis-server".into());
+    let binary = binary();
     let mut command = Command::new(&binary);
     command
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])

@@ -22,6 +22,9 @@ const KEEPALIVE_EVERY: Duration = Duration::from_secs(1);
 pub(super) enum Endpoint {
     /// We dial, and replace a connection that is of no more use.
     Client(Client),
+    /// The same, and the sentinels tell whom.
+    #[cfg(feature = "redis-sentinel")]
+    Sentinel(std::sync::Arc<super::sentinel::Sentinels>),
     /// The user's, which replaces its connection itself.
     Manager(ConnectionManager),
     /// The user's only connection: if it is gone, so is the store.
@@ -33,9 +36,37 @@ impl Endpoint {
     async fn dial(&self) -> Result<Conn, StoreError> {
         Ok(match self {
             Self::Client(client) => Conn::Multiplexed(dial(client).await?),
+            #[cfg(feature = "redis-sentinel")]
+            Self::Sentinel(sentinels) => Conn::Multiplexed(sentinels.dial().await?),
             Self::Manager(manager) => Conn::Managed(manager.clone()),
             Self::Fixed(connection) => Conn::Multiplexed(connection.clone()),
         })
+    }
+
+    /// Whether somebody else may become the server to use while this one still answers.
+    pub(super) fn may_move(&self) -> bool {
+        match self {
+            #[cfg(feature = "redis-sentinel")]
+            Self::Sentinel(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Whether the server to use is another one than was dialled last.
+    pub(super) async fn has_moved(&self) -> bool {
+        match self {
+            #[cfg(feature = "redis-sentinel")]
+            Self::Sentinel(sentinels) => sentinels.has_moved().await,
+            _ => false,
+        }
+    }
+
+    /// What was dialled last is of no use.
+    fn distrust(&self) {
+        #[cfg(feature = "redis-sentinel")]
+        if let Self::Sentinel(sentinels) = self {
+            sentinels.distrust();
+        }
     }
 
     /// Whether what is sent on one dialled connection arrives in order, for as long as it lives.
@@ -43,12 +74,13 @@ impl Endpoint {
         !matches!(self, Self::Manager(_))
     }
 
-    /// A connection that works: the server runs scripts and is recent enough. Returns its clock too.
+    /// A connection that works: the server is no replica, runs scripts and is recent enough. Returns
+    /// its clock too.
     pub(super) async fn connect(&self) -> Result<(Conn, u64), StoreError> {
         let limit = CONNECT_TIMEOUT * 2;
         let connect = async {
             let mut conn = self.dial().await?;
-            greet(&mut conn).await.map(|now| (conn, now))
+            greet(&mut conn).await.map(|now| (conn, now)).inspect_err(|_| self.distrust())
         };
         tokio::time::timeout(limit, connect).await.unwrap_or_else(|_| Err(unreachable_in_time()))
     }

@@ -421,9 +421,14 @@ impl Driver {
         state.recovering = false;
         state.epoch += 1;
         let check_settings = !std::mem::replace(&mut state.settings_checked, true);
-        let handle = state.home.as_ref().map(|home| home.handle.clone());
-        if let Some(handle) = handle.filter(|_| check_settings) {
-            handle.spawn(super::connection::warn_of_settings(conn.clone()));
+        if let Some(home) = &state.home {
+            if check_settings {
+                home.handle.spawn(super::connection::warn_of_settings(conn.clone()));
+            }
+            if self.endpoint.may_move() {
+                let endpoint = self.endpoint.clone();
+                upkeep::spawn_watch(&home.handle, Arc::downgrade(self), endpoint, state.epoch);
+            }
         }
         state.link = Some(Link { conn, epoch: state.epoch });
         state.server_heard(server, Instant::now());
@@ -445,6 +450,18 @@ impl Driver {
         self.settle(state, News::default());
         self.linked.notify_waiters();
         wait
+    }
+
+    pub(super) fn uses(&self, epoch: u64) -> bool {
+        self.lock().link.as_ref().is_some_and(|link| link.epoch == epoch)
+    }
+
+    /// The connection `epoch` leads to a server that is not to be used any more.
+    pub(super) fn leave(self: &Arc<Self>, epoch: u64) {
+        let mut state = self.lock();
+        if state.link.take_if(|link| link.epoch == epoch).is_some() {
+            self.recover(&mut state, false);
+        }
     }
 
     /// The connection for a renewal, and the stamp of now.

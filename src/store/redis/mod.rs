@@ -15,6 +15,8 @@
 //! ACL SETUSER slots on >password ~sem:* ~{sem:* +eval +evalsha +time +get +set +del
 //!     +zadd +zcard +zcount +zmscore +zrem +zremrangebyscore +pttl +pexpire
 //! ```
+//!
+//! A user of sentinels needs `+sentinel|get-master-addr-by-name` there, and nothing else.
 
 mod breaker;
 mod connection;
@@ -22,6 +24,8 @@ mod driver;
 mod error;
 mod flight;
 mod script;
+#[cfg(feature = "redis-sentinel")]
+mod sentinel;
 mod state;
 mod table;
 #[cfg(feature = "redis-tls")]
@@ -37,6 +41,8 @@ use tokio::sync::oneshot;
 
 use self::connection::{Endpoint, tuned};
 use self::driver::{Driver, drain, number_of};
+#[cfg(feature = "redis-sentinel")]
+use self::sentinel::Sentinels;
 #[cfg(feature = "redis-tls")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis-tls")))]
 pub use self::tls::TlsAddress;
@@ -80,9 +86,51 @@ impl RedisStore {
         Client::open(url).map(Self::from).map_err(|error| config_error(&error))
     }
 
+    /// The master that these sentinels watch over, wherever it moves.
+    ///
+    /// `sentinels` are the addresses of some or all of them, with logins of their own. `master` is an
+    /// address as in [`open`](Self::open), with the master's name in place of the host, and with no
+    /// port: `redis://user:password@mymaster`. A master that is replaced is followed within some
+    /// seconds; slots that it took along are put back by their holders.
+    ///
+    /// ```
+    /// # fn open() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tower_slots::RedisStore;
+    ///
+    /// let sentinels = ["redis://10.0.0.1:26379", "redis://10.0.0.2:26379", "redis://10.0.0.3:26379"];
+    /// let store = RedisStore::sentinel(sentinels, "redis://slots:password@mymaster")?;
+    /// # Ok(()) }
+    /// # open().unwrap();
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// An address is malformed or of a kind that this build does not support, or there is no
+    /// sentinel. Who is there shows at the first call.
+    #[cfg(feature = "redis-sentinel")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "redis-sentinel")))]
+    pub fn sentinel(
+        sentinels: impl IntoIterator<Item = impl IntoConnectionInfo>,
+        master: impl IntoConnectionInfo,
+    ) -> Result<Self, ConfigError> {
+        let sentinels = clients(sentinels)?;
+        let master = master.into_connection_info().map_err(|error| config_error(&error))?;
+        let problem = "must be redis://[user:password@]name-of-the-master[/db]";
+        let sentinels = Sentinels::new(sentinels, master).ok_or(ConfigError::new("master", problem))?;
+        Ok(Self::at(Endpoint::Sentinel(Arc::new(sentinels))))
+    }
+
     fn at(endpoint: Endpoint) -> Self {
         Self { driver: Driver::new(endpoint) }
     }
+}
+
+/// Clients for these addresses, one at least.
+#[cfg(feature = "redis-sentinel")]
+fn clients(urls: impl IntoIterator<Item = impl IntoConnectionInfo>) -> Result<Vec<Client>, ConfigError> {
+    let clients: Result<Vec<_>, _> = urls.into_iter().map(|url| Client::open(url).map(tuned)).collect();
+    let clients = clients.map_err(|error| config_error(&error))?;
+    if clients.is_empty() { Err(ConfigError::new("url", "must be at least one")) } else { Ok(clients) }
 }
 
 /// The client library's error may show a password; ours shows nothing of the address.

@@ -18,6 +18,8 @@ use super::state::State;
 use super::table::{Batch, Failed, News};
 use crate::metrics::Operation;
 
+/// How often to ask whether the server in use still is the right one.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// So many renewal calls are out at a time.
 const RENEWALS: usize = 8;
 
@@ -164,6 +166,23 @@ pub(super) fn spawn_recovery(
             match connected {
                 Ok((conn, server)) => return driver.connected(conn, server),
                 Err(error) => wait = Some(driver.not_connected(&error, tries)),
+            }
+        }
+    });
+}
+
+/// Starts the task that leaves the connection `epoch` when its server is not the right one any more.
+pub(super) fn spawn_watch(handle: &Handle, driver: Weak<Driver>, endpoint: Endpoint, epoch: u64) {
+    handle.spawn(async move {
+        loop {
+            sleep(LOOK_EVERY).await;
+            if !driver.upgrade().is_some_and(|driver| driver.uses(epoch)) {
+                return;
+            }
+            if endpoint.has_moved().await
+                && let Some(driver) = driver.upgrade()
+            {
+                return driver.leave(epoch);
             }
         }
     });
