@@ -625,6 +625,21 @@ async fn those_who_stay_are_served_though_all_around_them_go_away() {
 }
 
 #[tokio::test]
+async fn a_release_that_has_to_wait_is_confirmed_as_soon_as_it_may_be() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.addr());
+    let limiter = on(&proxy.url()).lease(600 * SECOND).store_timeout(SECOND).limit(1).build().unwrap();
+    drop(limiter.try_acquire("acme").await.unwrap());
+    empty(&server).await;
+    proxy.lose_replies(1);
+    let slot = limiter.try_acquire("acme").await.unwrap();
+    // The call that was lost with its connection could still be executed, for a second.
+    let start = Instant::now();
+    slot.release().await.unwrap();
+    assert!(start.elapsed() < SOON, "with the next renewals, after {:?}", start.elapsed());
+}
+
+#[tokio::test]
 async fn callers_that_timed_out_on_a_stopped_server_leak_nothing() {
     let server = RedisServer::start();
     let limiter = on(&server.url()).limit(20).store_timeout(250 * MS).build().unwrap();

@@ -359,10 +359,14 @@ impl Driver {
         self.wake.notify_one();
     }
 
-    /// Ends a piece of work: fails what cannot be sent, shows the gauges, unlocks, delivers.
+    /// Ends a piece of work: fails what cannot be sent, has time kept for what is to be sent later,
+    /// shows the gauges, unlocks, delivers.
     fn settle(&self, mut state: MutexGuard<'_, State>, mut news: News) {
         if let Some(error) = state.breaker.open_error().cloned() {
             state.table.fail_queued(&error, &mut news);
+        }
+        if state.table.take_put_off() {
+            self.wake.notify_one();
         }
         if let Some(terms) = state.terms.first() {
             terms.meters.release_backlog.set(state.table.backlog() as f64);

@@ -29,6 +29,8 @@ pub(super) struct Table {
     releases: VecDeque<Release>,
     /// Releases that are not to be sent before an instant.
     later: Vec<(Instant, Release)>,
+    /// One was added that nobody keeps time for yet.
+    put_off: bool,
     /// Slots that their holders have given up and the server has not yet confirmed.
     backlog: usize,
     flushers: Vec<oneshot::Sender<()>>,
@@ -183,6 +185,17 @@ impl Table {
         claimed.into_iter().chain(released).min()
     }
 
+    fn put_off(&mut self, at: Instant, release: Release) {
+        self.later.push((at, release));
+        self.put_off = true;
+    }
+
+    /// Whether releases were put off since this was asked last.
+    pub(super) fn take_put_off(&mut self) -> bool {
+        std::mem::take(&mut self.put_off)
+    }
+
+    /// When the next of the releases is due that were put off.
     pub(super) fn next_later(&self) -> Option<Instant> {
         self.later.iter().map(|(at, _)| *at).min()
     }
@@ -368,7 +381,7 @@ impl Table {
                     let undo = error.kind() != StoreErrorKind::WrongType;
                     for release in back {
                         if undo {
-                            self.later.push((now + RELEASE_RETRY, release));
+                            self.put_off(now + RELEASE_RETRY, release);
                         } else {
                             self.finish(release.confirm, Err(error.clone()), news);
                         }
@@ -403,7 +416,7 @@ impl Table {
                 // The server's clock may have been set back by any time.
                 let at = now.checked_add(wait).map_or(release.lapses, |at| at.min(release.lapses));
                 release.terms.meters.releases.get(Released::Retried).add(1);
-                self.later.push((at, release));
+                self.put_off(at, release);
             }
             None => {
                 release.terms.meters.releases.get(Released::Confirmed).add(1);
@@ -490,8 +503,7 @@ impl Table {
 
     /// Puts releases that have waited into their queue.
     pub(super) fn queue_due(&mut self, now: Instant) {
-        let due: Vec<_> =
-            self.later.extract_if(.., |(at, _)| *at <= now).map(|(_, release)| release).collect();
+        let due = self.later.extract_if(.., |(at, _)| *at <= now).map(|(_, release)| release);
         self.releases.extend(due);
     }
 
