@@ -6,6 +6,8 @@
 
 pub mod child;
 pub mod clock;
+#[cfg(feature = "redis-cluster")]
+pub mod cluster;
 pub mod gotsem;
 pub mod history;
 pub mod log;

@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use ::redis::aio::{ConnectionLike, ConnectionManager, MultiplexedConnection};
 use ::redis::io::tcp::socket2::TcpKeepalive;
-use ::redis::{AsyncConnectionConfig, Client, Cmd, RedisResult, Value};
+use ::redis::{
+    AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value,
+};
+#[cfg(any(feature = "redis-cluster", feature = "redis-sentinel"))]
+use ::redis::{ConnectionAddr, ConnectionInfo};
 
 use super::error::from_redis;
 use super::script::{self, Source};
@@ -25,6 +29,12 @@ pub(super) enum Endpoint {
     /// The same, and the sentinels tell whom.
     #[cfg(feature = "redis-sentinel")]
     Sentinel(std::sync::Arc<super::sentinel::Sentinels>),
+    /// The same, and calls may stray from there to other nodes.
+    #[cfg(feature = "redis-cluster")]
+    Node(Client),
+    /// No server, but whoever tells which there are.
+    #[cfg(feature = "redis-cluster")]
+    Cluster(std::sync::Arc<super::cluster::Cluster>),
     /// The user's, which replaces its connection itself.
     Manager(ConnectionManager),
     /// The user's only connection: if it is gone, so is the store.
@@ -36,8 +46,12 @@ impl Endpoint {
     async fn dial(&self) -> Result<Conn, StoreError> {
         Ok(match self {
             Self::Client(client) => Conn::Multiplexed(dial(client).await?),
+            #[cfg(feature = "redis-cluster")]
+            Self::Node(client) => Conn::Multiplexed(dial(client).await?),
             #[cfg(feature = "redis-sentinel")]
             Self::Sentinel(sentinels) => Conn::Multiplexed(sentinels.dial().await?),
+            #[cfg(feature = "redis-cluster")]
+            Self::Cluster(_) => return Err(super::cluster::unserved()),
             Self::Manager(manager) => Conn::Managed(manager.clone()),
             Self::Fixed(connection) => Conn::Multiplexed(connection.clone()),
         })
@@ -71,19 +85,36 @@ impl Endpoint {
 
     /// Whether what is sent on one dialled connection arrives in order, for as long as it lives.
     pub(super) fn keeps_order(&self) -> bool {
-        !matches!(self, Self::Manager(_))
+        match self {
+            #[cfg(feature = "redis-cluster")]
+            Self::Node(_) => false,
+            Self::Manager(_) => false,
+            _ => true,
+        }
     }
 
-    /// A connection that works: the server is no replica, runs scripts and is recent enough. Returns
-    /// its clock too.
-    pub(super) async fn connect(&self) -> Result<(Conn, u64), StoreError> {
-        let limit = CONNECT_TIMEOUT * 2;
-        let connect = async {
+    /// A connection that works: the server is no replica, runs scripts and is recent enough. Of a
+    /// cluster, who serves what.
+    pub(super) async fn find(&self) -> Result<Found, StoreError> {
+        let find = async {
+            #[cfg(feature = "redis-cluster")]
+            if let Self::Cluster(cluster) = self {
+                return cluster.shares().await.map(Found::Shares);
+            }
             let mut conn = self.dial().await?;
-            greet(&mut conn).await.map(|now| (conn, now)).inspect_err(|_| self.distrust())
+            let now = greet(&mut conn).await.inspect_err(|_| self.distrust())?;
+            Ok(Found::Server(conn, now))
         };
-        tokio::time::timeout(limit, connect).await.unwrap_or_else(|_| Err(unreachable_in_time()))
+        tokio::time::timeout(CONNECT_TIMEOUT * 2, find).await.unwrap_or_else(|_| Err(unreachable_in_time()))
     }
+}
+
+/// What looking for a server came to.
+pub(super) enum Found {
+    /// A connection to it, and its clock.
+    Server(Conn, u64),
+    #[cfg(feature = "redis-cluster")]
+    Shares(Vec<super::cluster::Share>),
 }
 
 /// A connection of our own, on which nothing was said yet.
@@ -100,7 +131,7 @@ pub(super) async fn dial(client: &Client) -> Result<MultiplexedConnection, Store
 /// The server's clock, if it may be used.
 async fn greet(conn: &mut Conn) -> Result<u64, StoreError> {
     let reply = conn.run(&script::HELLO, |cmd| _ = cmd.arg(0)).await;
-    let (now, version) = script::read_hello(reply?)?;
+    let (now, version) = script::read_hello(reply.map_err(|error| from_redis(&error))?)?;
     check_version(&version)?;
     Ok(now)
 }
@@ -147,21 +178,71 @@ pub(super) enum Conn {
 
 impl Conn {
     /// Runs a script: by its hash, and whole if the server does not know it.
-    pub(super) async fn run(
-        &mut self,
-        source: &Source,
-        arguments: impl Fn(&mut Cmd),
-    ) -> Result<Value, StoreError> {
-        let written = |mut cmd: Cmd| {
-            arguments(&mut cmd);
-            cmd
-        };
-        match self.request(&written(source.by_hash())).await.map_err(|error| from_redis(&error)) {
-            Err(error) if error.kind() == StoreErrorKind::NoScript => {
-                self.request(&written(source.whole())).await.map_err(|error| from_redis(&error))
+    pub(super) async fn run(&mut self, source: &Source, arguments: impl Fn(&mut Cmd)) -> RedisResult<Value> {
+        match self.request(&written(source.by_hash(), &arguments)).await {
+            Err(error) if is_unknown_script(&error) => {
+                self.request(&written(source.whole(), &arguments)).await
             }
             result => result,
         }
+    }
+
+    /// Runs a script once for each of several sets of arguments, as one message to the server.
+    pub(super) async fn run_each(
+        &mut self,
+        source: &Source,
+        calls: usize,
+        arguments: impl Fn(usize, &mut Cmd),
+    ) -> RedisResult<Vec<RedisResult<Value>>> {
+        if calls == 1 {
+            return Ok(vec![self.run(source, |cmd| arguments(0, cmd)).await]);
+        }
+        let all = (0..calls).map(|call| written(source.by_hash(), |cmd| arguments(call, cmd)));
+        let mut replies = self.request_all(all).await?;
+        let is_unknown = |reply: &RedisResult<_>| reply.as_ref().is_err_and(is_unknown_script);
+        let unknown: Vec<_> = (0..calls).filter(|call| is_unknown(&replies[*call])).collect();
+        if !unknown.is_empty() {
+            let again = unknown.iter().map(|call| written(source.whole(), |cmd| arguments(*call, cmd)));
+            for (call, reply) in unknown.iter().zip(self.request_all(again).await?) {
+                replies[*call] = reply;
+            }
+        }
+        Ok(replies)
+    }
+
+    /// Runs a script on a node that is about to take its key over.
+    #[cfg(feature = "redis-cluster")]
+    pub(super) async fn run_asking(
+        &mut self,
+        source: &Source,
+        arguments: impl Fn(&mut Cmd),
+    ) -> RedisResult<Value> {
+        match self.request_asking(written(source.by_hash(), &arguments)).await {
+            Err(error) if is_unknown_script(&error) => {
+                self.request_asking(written(source.whole(), &arguments)).await
+            }
+            result => result,
+        }
+    }
+
+    #[cfg(feature = "redis-cluster")]
+    async fn request_asking(&mut self, cmd: Cmd) -> RedisResult<Value> {
+        let mut replies = self.request_all([::redis::cmd("ASKING"), cmd].into_iter()).await?;
+        replies.pop().unwrap_or_else(|| Ok(Value::Nil))
+    }
+
+    /// Sends several commands as one message; each has its own reply.
+    async fn request_all(&mut self, cmds: impl Iterator<Item = Cmd>) -> RedisResult<Vec<RedisResult<Value>>> {
+        let mut all = Pipeline::new();
+        cmds.for_each(|cmd| _ = all.add_command(cmd));
+        let replies = match self {
+            Self::Multiplexed(conn) => conn.req_packed_commands(&all, 0, all.len()).await?,
+            Self::Managed(conn) => conn.req_packed_commands(&all, 0, all.len()).await?,
+        };
+        if replies.len() != all.len() {
+            return Err((ErrorKind::Parse, "not as many replies as commands").into());
+        }
+        Ok(replies.into_iter().map(no_error).collect())
     }
 
     async fn request(&mut self, cmd: &Cmd) -> RedisResult<Value> {
@@ -172,12 +253,52 @@ impl Conn {
     }
 }
 
+fn written(mut cmd: Cmd, arguments: impl Fn(&mut Cmd)) -> Cmd {
+    arguments(&mut cmd);
+    cmd
+}
+
+fn is_unknown_script(error: &RedisError) -> bool {
+    error.kind() == ServerErrorKind::NoScript.into()
+}
+
 /// Sends a command; what the server says no to is an error.
 pub(super) async fn request(conn: &mut impl ConnectionLike, cmd: &Cmd) -> RedisResult<Value> {
-    match conn.req_packed_command(cmd).await? {
+    no_error(conn.req_packed_command(cmd).await?)
+}
+
+fn no_error(reply: Value) -> RedisResult<Value> {
+    match reply {
         Value::ServerError(error) => Err(error.into()),
         value => Ok(value),
     }
+}
+
+/// The host and port of a server.
+#[cfg(any(feature = "redis-cluster", feature = "redis-sentinel"))]
+pub(super) type Address = (String, u16);
+
+/// The host and port of a server, unless it is reached otherwise.
+#[cfg(any(feature = "redis-cluster", feature = "redis-sentinel"))]
+pub(super) fn address_of(info: &ConnectionInfo) -> Option<Address> {
+    match info.addr() {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+            Some((host.clone(), *port))
+        }
+        _ => None,
+    }
+}
+
+/// A client of another server, with everything else the same.
+#[cfg(any(feature = "redis-cluster", feature = "redis-sentinel"))]
+pub(super) fn relocated(info: &ConnectionInfo, (host, port): Address) -> RedisResult<Client> {
+    let addr = match info.addr() {
+        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+            ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
+        }
+        _ => ConnectionAddr::Tcp(host, port),
+    };
+    Client::open(info.clone().set_addr(addr)).map(tuned)
 }
 
 /// The client with the socket options that a store needs. Those are set only where they were left

@@ -1,6 +1,6 @@
 -- Drops all members of a key, and leaves a marker of when, so that no renewal brings them back.
 --
--- KEYS   the sorted set; its drain marker
+-- KEYS   the sorted set; its drain marker, unless that was left before
 -- ARGV   lease in ms
 -- Reply  server ms, members dropped
 evict(KEYS[1])
@@ -8,5 +8,7 @@ local dropped = call('ZCARD', KEYS[1])
 -- A holder may have a longer lease than who drains: the key outlives its slots by 10 s.
 local keep = math.max(2 * ARGV[1], call('PTTL', KEYS[1]) - 10000)
 call('DEL', KEYS[1])
-call('SET', KEYS[2], string.format('%.0f', now), 'PX', string.format('%.0f', keep))
+if KEYS[2] then
+  call('SET', KEYS[2], string.format('%.0f', now), 'PX', string.format('%.0f', keep))
+end
 return { now, dropped }

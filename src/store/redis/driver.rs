@@ -1,6 +1,7 @@
-//! The owner of everything that is in flight between this process and one server.
+//! The owner of everything that is in flight between this process and its store: one server, or the
+//! nodes of a cluster, with a lane for each.
 //!
-//! At most [`FLIGHTS`] calls of the flight script are out at a time. A claim that finds one free is
+//! At most [`FLIGHTS`] flights are out at a time on a lane. A claim that finds one free is
 //! sent by its caller's own task; whatever finds none waits, and goes out with all else that waits
 //! once a flight is back. So an idle server costs no hop between tasks, and a busy one is asked in
 //! batches. On a slow link that bound would cost time: then one more flight a millisecond goes out.
@@ -11,17 +12,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-use ::redis::{Cmd, Value};
+use ::redis::{Cmd, RedisResult, Value};
+use futures_util::future::join_all;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::unconstrained;
 use tokio::time::{Instant, timeout_at};
 
 use super::connection::{Conn, Endpoint};
-use super::error::timed_out;
-use super::flight::{Confirm, Flight, FlightReply};
+use super::error::{from_redis, timed_out};
+use super::flight::{Confirm, Flight, FlightReply, lease_ms};
 use super::script::{self, Source};
-use super::state::{FLIGHTS, Home, Link, State};
+use super::state::{FLIGHTS, Home, Lane, Link, State};
 use super::table::{Failed, News, Stamp};
 use super::upkeep;
 use crate::metrics::Operation;
@@ -33,7 +35,6 @@ const MOST_FLIGHTS: usize = 512;
 pub(super) const MOST_WAIT: Duration = Duration::from_millis(1);
 
 pub(super) struct Driver {
-    endpoint: Endpoint,
     state: Mutex<State>,
     /// Held while a flight is made up and handed to the connection; taken before `state`.
     gate: Mutex<()>,
@@ -46,8 +47,7 @@ pub(super) struct Driver {
 impl Driver {
     pub(super) fn new(endpoint: Endpoint) -> Arc<Self> {
         Arc::new(Self {
-            endpoint,
-            state: Mutex::new(State::new()),
+            state: Mutex::new(State::new(endpoint)),
             gate: Mutex::default(),
             wake: Arc::default(),
             linked: Notify::new(),
@@ -64,7 +64,13 @@ impl Driver {
         let terms = Arc::clone(&claim.terms);
         let (reply, answer) = oneshot::channel();
         let mut state = self.lock();
-        if let Err(error) = self.ready(&mut state, &terms).and_then(|()| state.breaker.admit(now, deadline)) {
+        let lane = state.table.routes.lane_of(&claim.key);
+        let mut admit = || {
+            self.ready(&mut state, &terms)?;
+            self.want(&mut state, lane);
+            state.lanes[lane].breaker.admit(now, deadline)
+        };
+        if let Err(error) = admit() {
             drop(state);
             return Reply::ready(Err(counted(&terms, Operation::Acquire, error)));
         }
@@ -72,7 +78,7 @@ impl Driver {
         drop(state);
         let driver = Arc::clone(self);
         Reply::later(async move {
-            if driver.fly_next(FLIGHTS, Some(deadline)).await {
+            if driver.fly_next(lane, FLIGHTS, Some(deadline)).await {
                 driver.depart();
             }
             let answer = match timeout_at(deadline, answer).await {
@@ -91,6 +97,8 @@ impl Driver {
         let mut state = self.lock();
         // Where there is no runtime, none of it will ever be sent.
         if self.ready(&mut state, &claim.terms).is_ok() {
+            let lane = state.table.routes.lane_of(&claim.key);
+            self.want(&mut state, lane);
             state.table.adopt(claim, Instant::now());
         }
     }
@@ -132,41 +140,122 @@ impl Driver {
         }
     }
 
-    /// Runs a script outside the flights.
-    pub(super) async fn call(
-        self: Arc<Self>,
-        terms: Arc<Terms>,
+    pub(super) async fn drain(self: &Arc<Self>, key: &Key, terms: &Arc<Terms>) -> Result<u32, StoreError> {
+        let (drained_at, dropped) = self.drop_all(key, terms).await?;
+        let mut news = News::default();
+        self.lock().table.drained(key, drained_at, &mut news);
+        news.deliver();
+        Ok(dropped)
+    }
+
+    /// When and how many.
+    async fn drop_all(self: &Arc<Self>, key: &Key, terms: &Arc<Terms>) -> Result<(u64, u32), StoreError> {
+        let (lease_ms, deadline) = (lease_ms(terms), Instant::now() + terms.timeout);
+        let drain = Operation::Drain;
+        #[cfg(feature = "redis-cluster")]
+        if self.lock().is_cluster() {
+            // While a hash slot moves, no call with two keys is served.
+            let write = |cmd: &mut Cmd| script::write_key(cmd, key);
+            let (_, ttl) = self.number_of(key, terms, deadline, drain, &script::TTL, write).await?;
+            // A holder may have a longer lease than who drains: the key outlives its slots by 10 s.
+            let keep_ms = (2 * lease_ms).max(u64::from(ttl).saturating_sub(10_000));
+            let write = |cmd: &mut Cmd| script::write_mark(cmd, key, keep_ms);
+            let (drained_at, _) = self.number_of(key, terms, deadline, drain, &script::MARK, write).await?;
+            let write = |cmd: &mut Cmd| script::write_drop(cmd, key, lease_ms);
+            let (_, dropped) = self.number_of(key, terms, deadline, drain, &script::DRAIN, write).await?;
+            return Ok((drained_at, dropped));
+        }
+        let write = |cmd: &mut Cmd| script::write_drain(cmd, key, lease_ms);
+        self.number_of(key, terms, deadline, drain, &script::DRAIN, write).await
+    }
+
+    /// Runs a script for a key outside the flights, and returns the server's time and its number.
+    pub(super) async fn number_of(
+        self: &Arc<Self>,
+        key: &Key,
+        terms: &Arc<Terms>,
+        deadline: Instant,
         operation: Operation,
         source: &'static Source,
         arguments: impl Fn(&mut Cmd) + Send + Sync,
-    ) -> Result<Value, StoreError> {
-        let deadline = Instant::now() + terms.timeout;
-        let result = match timeout_at(deadline, self.link(&terms)).await.unwrap_or_else(|_| Err(timed_out()))
-        {
-            Ok((mut conn, epoch)) => {
-                let run = conn.run(source, arguments);
-                let result = timeout_at(deadline, run).await.unwrap_or_else(|_| Err(timed_out()));
-                if let Err(error) = &result {
-                    self.lock_and(|driver, state| driver.failed(state, error, epoch));
-                }
-                result
-            }
-            Err(error) => Err(error),
-        };
-        result.map_err(|error| counted(&terms, operation, error))
+    ) -> Result<(u64, u32), StoreError> {
+        let reply = self.call(key, terms, deadline, source, arguments).await.and_then(script::read_number);
+        reply.map_err(|error| counted(terms, operation, error))
     }
 
-    /// The connection, once there is one.
-    async fn link(self: &Arc<Self>, terms: &Arc<Terms>) -> Result<(Conn, u64), StoreError> {
+    async fn call(
+        self: &Arc<Self>,
+        key: &Key,
+        terms: &Arc<Terms>,
+        deadline: Instant,
+        source: &'static Source,
+        arguments: impl Fn(&mut Cmd) + Send + Sync,
+    ) -> Result<Value, StoreError> {
+        let linked = async {
+            self.ready(&mut self.lock(), terms)?;
+            self.link(Place::Key(key)).await
+        };
+        let (mut conn, epoch) = timeout_at(deadline, linked).await.unwrap_or_else(|_| Err(timed_out()))?;
+        let run = self.run(&mut conn, key, deadline, source, |cmd, _| arguments(cmd));
+        let Ran { reply, strayed } = run.await;
+        if let (Err(error), false) = (&reply, strayed) {
+            self.lock_and(|driver, state| driver.failed(state, error, epoch));
+        }
+        reply
+    }
+
+    /// Runs a script over this connection, or where the server says that the key is. What is written
+    /// must be about that key alone, without its marker, where the second argument is true.
+    pub(super) async fn run(
+        self: &Arc<Self>,
+        conn: &mut Conn,
+        key: &Key,
+        deadline: Instant,
+        source: &'static Source,
+        arguments: impl Fn(&mut Cmd, bool) + Send + Sync,
+    ) -> Ran {
+        let run = conn.run(source, |cmd| arguments(cmd, false));
+        match timeout_at(deadline, run).await {
+            Ok(reply) => self.arrive(reply, key, deadline, source, arguments).await,
+            Err(_) => Ran { reply: Err(timed_out()), strayed: false },
+        }
+    }
+
+    /// Follows a reply that says that the key is elsewhere.
+    async fn arrive(
+        self: &Arc<Self>,
+        reply: RedisResult<Value>,
+        _key: &Key,
+        _deadline: Instant,
+        _source: &'static Source,
+        _arguments: impl Fn(&mut Cmd, bool) + Send + Sync,
+    ) -> Ran {
+        #[cfg(feature = "redis-cluster")]
+        if let Some(redirect) = self.redirect(&reply) {
+            let follow = self.follow(redirect, _key, _source, _arguments);
+            let reply = timeout_at(_deadline, follow).await.unwrap_or_else(|_| Err(timed_out()));
+            return Ran { reply, strayed: true };
+        }
+        Ran { reply: reply.map_err(|error| from_redis(&error)), strayed: false }
+    }
+
+    /// The connection to the server at this place, once there is one.
+    pub(super) async fn link(self: &Arc<Self>, place: Place<'_>) -> Result<(Conn, u64), StoreError> {
         loop {
             let linked = self.linked.notified();
             {
                 let mut state = self.lock();
-                self.ready(&mut state, terms)?;
-                if let Some(error) = state.breaker.open_error().filter(|_| !state.breaker.lets_send()) {
+                let lane = match place {
+                    Place::Key(key) => state.table.routes.lane_of(key),
+                    #[cfg(feature = "redis-cluster")]
+                    Place::Node(node) => state.lane_to(node).unwrap_or_default(),
+                };
+                self.want(&mut state, lane);
+                let Lane { breaker, link, .. } = &state.lanes[lane];
+                if let Some(error) = breaker.open_error().filter(|_| !breaker.lets_send()) {
                     return Err(error.clone());
                 }
-                if let Some(Link { conn, epoch }) = &state.link {
+                if let Some(Link { conn, epoch }) = link {
                     return Ok((conn.clone(), *epoch));
                 }
             }
@@ -174,12 +263,12 @@ impl Driver {
         }
     }
 
-    /// Sees to it that there is a runtime to run on, an upkeep task, and somebody who connects.
+    /// Sees to it that there is a runtime to run on, and an upkeep task.
     fn ready(self: &Arc<Self>, state: &mut State, terms: &Arc<Terms>) -> Result<(), StoreError> {
         state.tick = state.tick.min(terms.lease / 12);
         if !state.terms.iter().any(|known| known.policy == terms.policy) {
             state.terms.push(Arc::clone(terms));
-            state.show(None);
+            state.show(0, None);
         }
         if !state.home.as_ref().is_some_and(Home::is_alive) {
             self.move_in(state)?;
@@ -188,10 +277,14 @@ impl Driver {
             state.dozing = false;
             self.wake.notify_one();
         }
-        if state.link.is_none() {
-            self.recover(state, false);
-        }
         Ok(())
+    }
+
+    /// Sees to it that there is a connection on a lane, or somebody who connects.
+    fn want(self: &Arc<Self>, state: &mut State, lane: usize) {
+        if state.lanes[lane].link.is_none() {
+            self.recover(state, lane, false);
+        }
     }
 
     /// Makes the current runtime the driver's. What ran on another one is gone with it.
@@ -201,61 +294,68 @@ impl Driver {
         let id = state.homes;
         let upkeep = upkeep::spawn(&handle, Arc::downgrade(self), Arc::clone(&self.wake), id);
         state.home = Some(Home { id, handle, upkeep });
-        state.link = None;
-        state.recovering = false;
-        state.summoned = false;
+        for lane in &mut state.lanes {
+            lane.link = None;
+            lane.recovering = false;
+            lane.summoned = false;
+        }
         state.dozing = false;
         Ok(())
     }
 
-    /// Calls a pilot for what waits, if it may fly.
+    /// Calls pilots for what waits, if they may fly.
     pub(super) fn depart(self: &Arc<Self>) {
         let mut state = self.lock();
-        let handle = state.summon();
+        for lane in 0..state.lanes.len() {
+            if state.table.waiting_since(lane).is_some() {
+                self.want(&mut state, lane);
+            }
+        }
+        let pilots = state.summon_all();
         self.watch_queue(&mut state);
         drop(state);
-        self.call_pilot(handle);
+        self.call_pilots(pilots);
     }
 
     /// Has the upkeep task see to it that what waits does not wait for long: the flights that are out
     /// may be slow, or their callers too busy to land them.
     fn watch_queue(&self, state: &mut State) {
-        let waits = state.can_send() && state.table.waiting_since().is_some();
+        let waits = (0..state.lanes.len()).any(|lane| state.waiting_since(lane).is_some());
         if waits && !std::mem::replace(&mut state.watching_queue, true) {
             self.wake.notify_one();
         }
     }
 
-    fn call_pilot(self: &Arc<Self>, handle: Option<Handle>) {
-        if let Some(handle) = handle {
+    fn call_pilots(self: &Arc<Self>, pilots: Vec<(usize, Handle)>) {
+        for (lane, handle) in pilots {
             let driver = Arc::clone(self);
-            handle.spawn(async move { while driver.fly_next(FLIGHTS, None).await {} });
+            handle.spawn(async move { while driver.fly_next(lane, FLIGHTS, None).await {} });
         }
     }
 
     /// Calls a pilot although all flights are out.
-    pub(super) fn depart_late(self: &Arc<Self>, handle: &Handle) {
+    pub(super) fn depart_late(self: &Arc<Self>, handle: &Handle, lane: usize) {
         let driver = Arc::clone(self);
         handle.spawn(async move {
             let mut most = MOST_FLIGHTS;
-            while driver.fly_next(most, None).await {
+            while driver.fly_next(lane, most, None).await {
                 most = FLIGHTS;
             }
         });
     }
 
-    /// Flies what waits, if fewer than `most` flights are out; tells whether it did.
+    /// Flies what waits on a lane, if fewer than `most` flights are out; tells whether it did.
     ///
     /// A flight carries whatever waits, also for callers that have more time than this one has
     /// `until`: then a task of its own brings it home.
-    async fn fly_next(self: &Arc<Self>, most: usize, until: Option<Instant>) -> bool {
+    async fn fly_next(self: &Arc<Self>, lane: usize, most: usize, until: Option<Instant>) -> bool {
         let mut flying = None;
         poll_fn(|cx| match &mut flying {
             None => {
                 // Flights are handed to the connection in the order in which they are made up: a
                 // slot that was given back first is back first.
                 let _gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
-                let Some((flight, home)) = self.take_flight(most) else { return Poll::Ready(false) };
+                let Some((flight, home)) = self.take_flight(lane, most) else { return Poll::Ready(false) };
                 let outlasts = until.is_some_and(|until| flight.deadline > until);
                 let flight = flying.insert(Box::pin(Airborne::new(self, flight).fly()));
                 let polled = flight.as_mut().poll(cx).map(|()| true);
@@ -284,65 +384,94 @@ impl Driver {
         });
     }
 
-    fn take_flight(self: &Arc<Self>, most: usize) -> Option<(Flight, Handle)> {
+    fn take_flight(self: &Arc<Self>, lane: usize, most: usize) -> Option<(Flight, Handle)> {
         let mut news = News::default();
         let mut state = self.lock();
-        state.summoned = false;
-        let flight = state.take_flight(most, Instant::now(), &mut news);
+        state.lanes[lane].summoned = false;
+        let flight = state.take_flight(lane, most, Instant::now(), &mut news);
         let home = state.home.as_ref().map(|home| home.handle.clone());
-        let more = state.summon();
+        let more = state.summon_all();
         self.watch_queue(&mut state);
         drop(state);
         news.deliver();
-        self.call_pilot(more);
+        self.call_pilots(more);
         flight.zip(home)
     }
 
-    async fn send(&self, flight: &Flight) -> Result<FlightReply, Failed> {
+    /// Sends all calls of a flight; each has an outcome of its own.
+    async fn send(self: &Arc<Self>, flight: &Flight) -> Vec<Outcome> {
         let link = {
             let state = self.lock();
             if let Some(terms) = state.terms.first() {
                 terms.meters.batch_size.record(flight.size() as f64);
             }
-            state.link.as_ref().filter(|link| link.epoch == flight.epoch).map(|link| link.conn.clone())
+            let link = state.lanes[flight.lane].link.as_ref();
+            link.filter(|link| link.epoch == flight.epoch).map(|link| link.conn.clone())
+        };
+        let all = |failed: Failed| {
+            let outcome = || Outcome { result: Err(failed.clone()), strayed: false };
+            flight.calls.iter().map(|_| outcome()).collect()
         };
         let Some(mut conn) = link else {
-            return Err(Failed { error: connection_lost(), abandoned: false, unknown: false });
+            return all(Failed { error: connection_lost(), abandoned: false, unknown: false });
         };
-        // Unconstrained, for its first poll must hand the call to the connection.
-        let run = unconstrained(conn.run(&script::FLIGHT, |cmd| flight.write(cmd)));
-        let reply = timeout_at(flight.deadline, run).await.unwrap_or_else(|_| Err(timed_out()));
-        reply.and_then(|reply| flight.read(reply)).map_err(Failed::from)
+        // Unconstrained, for its first poll must hand the calls to the connection.
+        let run = unconstrained(
+            conn.run_each(&script::FLIGHT, flight.calls.len(), |call, cmd| flight.write(call, cmd)),
+        );
+        match timeout_at(flight.deadline, run).await {
+            Ok(Ok(replies)) => {
+                let replies = replies.into_iter().enumerate();
+                join_all(replies.map(|(call, reply)| self.read(flight, call, reply))).await
+            }
+            Ok(Err(error)) => all(from_redis(&error).into()),
+            Err(_) => all(timed_out().into()),
+        }
     }
 
-    fn land(self: &Arc<Self>, flight: Flight, result: Result<FlightReply, Failed>) {
-        let (mut news, now) = (News::default(), Instant::now());
-        let epoch = flight.epoch;
+    async fn read(self: &Arc<Self>, flight: &Flight, call: usize, reply: RedisResult<Value>) -> Outcome {
+        let (key, write) = (&flight.calls[call][0].key, |cmd: &mut Cmd, _| flight.write(call, cmd));
+        let Ran { reply, strayed } = self.arrive(reply, key, flight.deadline, &script::FLIGHT, write).await;
+        let result = reply.and_then(|reply| flight.read(call, reply)).map_err(Failed::from);
+        Outcome { result, strayed }
+    }
+
+    fn land(self: &Arc<Self>, flight: Flight, outcomes: Vec<Outcome>) {
+        let (mut news, now, epoch) = (News::default(), Instant::now(), flight.epoch);
+        let (mut trouble, mut granted) = (None, false);
+        let doubt = flight.doubt();
         let mut state = self.lock();
-        state.flights -= 1;
-        match result {
-            Ok(reply) => {
-                state.server_heard(reply.now, now);
-                let trouble = reply.answers.iter().find_map(|answer| {
-                    answer.as_ref().err().filter(|error| error.kind() != StoreErrorKind::WrongType).cloned()
-                });
-                state.warn_of_foreign_data(&flight, &reply);
-                let claimed = flight.has_claims();
-                let ordered = self.endpoint.keeps_order().then_some(epoch);
-                state.table.landed(flight, reply, ordered, now, &mut news);
-                match trouble {
-                    Some(error) => self.failed(&mut state, &error, epoch),
-                    None if claimed => self.succeeded(&mut state),
-                    None => {}
+        state.lanes[flight.lane].flights -= 1;
+        let ordered = state.lanes[flight.lane].endpoint.keeps_order().then_some(epoch);
+        for (asks, Outcome { result, strayed }) in flight.calls.into_iter().zip(outcomes) {
+            let claimed = asks.iter().any(|ask| !ask.claims.is_empty());
+            let error = match result {
+                Ok(reply) => {
+                    if !strayed {
+                        state.server_heard(epoch, reply.now, now);
+                    }
+                    state.warn_of_foreign_data(&asks, &reply);
+                    let error = reply.trouble();
+                    state.table.landed(asks, reply, ordered, doubt, now, &mut news);
+                    error
                 }
-            }
-            Err(failed) => {
-                if let Some(terms) = state.terms.first().filter(|_| !flight.has_claims()) {
-                    terms.meters.store_errors.get(Operation::Release).get(failed.error.kind()).add(1);
+                Err(failed) => {
+                    if let Some(terms) = state.terms.first().filter(|_| !claimed) {
+                        terms.meters.store_errors.get(Operation::Release).get(failed.error.kind()).add(1);
+                    }
+                    state.table.crashed(asks, &failed, doubt, now, &mut news);
+                    Some(failed.error)
                 }
-                state.table.crashed(flight, &failed, now, &mut news);
-                self.failed(&mut state, &failed.error, epoch);
+            };
+            if !strayed {
+                granted |= claimed && error.is_none();
+                trouble = trouble.or(error);
             }
+        }
+        match trouble {
+            Some(error) => self.failed(&mut state, &error, epoch),
+            None if granted => self.succeeded(&mut state, flight.lane),
+            None => {}
         }
         self.settle(state, news);
     }
@@ -351,9 +480,12 @@ impl Driver {
     fn abandoned(self: &Arc<Self>, flight: Flight) {
         let mut news = News::default();
         let mut state = self.lock();
-        state.flights -= 1;
+        state.lanes[flight.lane].flights -= 1;
         let failed = Failed { error: connection_lost(), abandoned: true, unknown: true };
-        state.table.crashed(flight, &failed, Instant::now(), &mut news);
+        let doubt = flight.doubt();
+        for asks in flight.calls {
+            state.table.crashed(asks, &failed, doubt, Instant::now(), &mut news);
+        }
         self.settle(state, news);
         // Not from here: what is spawned on a runtime in shutdown comes back here at once.
         self.wake.notify_one();
@@ -361,9 +493,11 @@ impl Driver {
 
     /// Ends a piece of work: fails what cannot be sent, has time kept for what is to be sent later,
     /// shows the gauges, unlocks, delivers.
-    fn settle(&self, mut state: MutexGuard<'_, State>, mut news: News) {
-        if let Some(error) = state.breaker.open_error().cloned() {
-            state.table.fail_queued(&error, &mut news);
+    pub(super) fn settle(&self, mut state: MutexGuard<'_, State>, mut news: News) {
+        for lane in 0..state.lanes.len() {
+            if let Some(error) = state.lanes[lane].breaker.open_error().cloned() {
+                state.table.fail_queued(lane, &error, &mut news);
+            }
         }
         if state.table.take_put_off() {
             self.wake.notify_one();
@@ -375,105 +509,157 @@ impl Driver {
         news.deliver();
     }
 
-    fn lock_and(self: &Arc<Self>, change: impl FnOnce(&Arc<Self>, &mut State)) {
+    pub(super) fn lock_and(self: &Arc<Self>, change: impl FnOnce(&Arc<Self>, &mut State)) {
         let mut state = self.lock();
         change(self, &mut state);
         self.settle(state, News::default());
     }
 
-    fn succeeded(self: &Arc<Self>, state: &mut State) {
-        let change = state.breaker.succeeded();
-        state.show(change.as_ref());
+    fn succeeded(self: &Arc<Self>, state: &mut State, lane: usize) {
+        let change = state.lanes[lane].breaker.succeeded();
+        state.show(lane, change.as_ref());
     }
 
     /// A call over the connection `epoch` has failed. Replaces the connection if it is of no more
     /// use, and looks after the server once the breaker is open.
     pub(super) fn failed(self: &Arc<Self>, state: &mut State, error: &StoreError, epoch: u64) {
-        let in_use = state.link.as_ref().is_some_and(|link| link.epoch == epoch);
-        if !in_use || error.kind() == StoreErrorKind::WrongType {
-            return; // of a connection that was given up since, or of one key alone
-        }
-        let change = state.breaker.failed(error);
+        // Otherwise it was one that was given up since, or one key alone.
+        let Some(lane) = state.lane_with(epoch).filter(|_| error.kind() != StoreErrorKind::WrongType) else {
+            return;
+        };
+        let Lane { breaker, link, .. } = &mut state.lanes[lane];
+        let change = breaker.failed(error);
         let broken =
             matches!(error.kind(), StoreErrorKind::Io | StoreErrorKind::ReadOnly | StoreErrorKind::Loading);
-        let open = state.breaker.open_error().is_some();
+        let open = breaker.open_error().is_some();
         if broken || (open && error.kind() == StoreErrorKind::Timeout) {
-            state.link = None;
+            *link = None;
         }
-        state.show(change.as_ref());
-        if open || state.link.is_none() {
-            self.recover(state, open);
+        let lost = link.is_none();
+        state.show(lane, change.as_ref());
+        #[cfg(feature = "redis-cluster")]
+        if error.kind() == StoreErrorKind::Cluster {
+            self.ask_again(state);
+        }
+        if open || lost {
+            self.recover(state, lane, open);
         }
     }
 
-    /// Starts the task that looks for a working connection, unless it runs.
-    fn recover(self: &Arc<Self>, state: &mut State, wait: bool) {
-        let Some(home) = state.home.as_ref().filter(|_| !state.recovering) else { return };
-        state.recovering = true;
-        let driver = Arc::downgrade(self);
-        upkeep::spawn_recovery(
-            &home.handle,
-            driver,
-            self.endpoint.clone(),
-            wait.then(|| state.breaker.wait(0)),
-        );
+    /// Starts the task that looks for a working connection on a lane, unless it runs.
+    pub(super) fn recover(self: &Arc<Self>, state: &mut State, lane: usize, wait: bool) {
+        let home = state.home.as_ref().filter(|home| home.is_alive());
+        let lost = &mut state.lanes[lane];
+        let Some(home) = home.filter(|_| !lost.recovering) else { return };
+        lost.recovering = true;
+        let wait = wait.then(|| lost.breaker.wait(0));
+        upkeep::spawn_recovery(&home.handle, Arc::downgrade(self), lane, lost.endpoint.clone(), wait);
     }
 
     /// The recovery task has a working connection.
-    pub(super) fn connected(self: &Arc<Self>, conn: Conn, server: u64) {
+    pub(super) fn connected(self: &Arc<Self>, lane: usize, conn: Conn, server: u64) {
         let mut state = self.lock();
-        state.recovering = false;
         state.epoch += 1;
-        let check_settings = !std::mem::replace(&mut state.settings_checked, true);
+        let epoch = state.epoch;
+        let check_settings = !std::mem::replace(&mut state.lanes[lane].settings_checked, true);
         if let Some(home) = &state.home {
             if check_settings {
                 home.handle.spawn(super::connection::warn_of_settings(conn.clone()));
             }
-            if self.endpoint.may_move() {
-                let endpoint = self.endpoint.clone();
-                upkeep::spawn_watch(&home.handle, Arc::downgrade(self), endpoint, state.epoch);
+            let endpoint = &state.lanes[lane].endpoint;
+            if endpoint.may_move() {
+                upkeep::spawn_watch(&home.handle, Arc::downgrade(self), endpoint.clone(), epoch);
             }
         }
-        state.link = Some(Link { conn, epoch: state.epoch });
-        state.server_heard(server, Instant::now());
-        state.breaker.half_open();
-        state.show(None);
+        let found = &mut state.lanes[lane];
+        found.recovering = false;
+        found.link = Some(Link { conn, epoch });
+        found.breaker.half_open();
+        state.server_heard(epoch, server, Instant::now());
+        state.show(lane, None);
         drop(state);
         self.linked.notify_waiters();
         self.wake.notify_one();
         self.depart();
     }
 
-    /// The recovery task has found none. Returns how long to wait before the next try.
-    pub(super) fn not_connected(self: &Arc<Self>, error: &StoreError, tries: u32) -> Duration {
+    /// The recovery task has found none. Returns how long to wait before the next try, unless there
+    /// is no need for one.
+    pub(super) fn not_connected(
+        self: &Arc<Self>,
+        lane: usize,
+        error: &StoreError,
+        tries: u32,
+    ) -> Option<Duration> {
         let mut state = self.lock();
-        state.link = None;
-        let change = state.breaker.open(error);
-        state.show(change.as_ref());
-        let wait = state.breaker.wait(tries);
+        #[cfg(feature = "redis-cluster")]
+        if !self.still_needs(&mut state, lane) {
+            state.lanes[lane].recovering = false;
+            return None;
+        }
+        let lost = &mut state.lanes[lane];
+        lost.link = None;
+        let change = lost.breaker.open(error);
+        let wait = lost.breaker.wait(tries);
+        state.show(lane, change.as_ref());
         self.settle(state, News::default());
         self.linked.notify_waiters();
-        wait
+        Some(wait)
+    }
+
+    /// Who waits for a connection looks again, and what waits for a flight departs: it may have
+    /// another lane now.
+    #[cfg(feature = "redis-cluster")]
+    pub(super) fn rerouted(self: &Arc<Self>) {
+        self.linked.notify_waiters();
+        self.wake.notify_one();
+        self.depart();
     }
 
     pub(super) fn uses(&self, epoch: u64) -> bool {
-        self.lock().link.as_ref().is_some_and(|link| link.epoch == epoch)
+        self.lock().lane_with(epoch).is_some()
     }
 
     /// The connection `epoch` leads to a server that is not to be used any more.
     pub(super) fn leave(self: &Arc<Self>, epoch: u64) {
         let mut state = self.lock();
-        if state.link.take_if(|link| link.epoch == epoch).is_some() {
-            self.recover(&mut state, false);
+        if let Some(lane) = state.lane_with(epoch) {
+            state.lanes[lane].link = None;
+            self.recover(&mut state, lane, false);
         }
     }
 
     /// The connection for a renewal, and the stamp of now.
-    pub(super) fn link_now(&self) -> Option<(Conn, Stamp)> {
-        let state = self.lock();
-        let conn = state.link.as_ref().filter(|_| state.breaker.lets_send())?.conn.clone();
-        Some((conn, state.stamp(Instant::now())?))
+    pub(super) fn link_now(self: &Arc<Self>, key: &Key) -> Option<(Conn, Stamp)> {
+        let mut state = self.lock();
+        let lane = state.table.routes.lane_of(key);
+        self.want(&mut state, lane);
+        let lane = &state.lanes[lane];
+        let conn = lane.link.as_ref().filter(|_| lane.breaker.lets_send())?.conn.clone();
+        Some((conn, lane.stamp(Instant::now())?))
     }
+}
+
+/// Where a connection is to lead to.
+#[derive(Clone, Copy)]
+pub(super) enum Place<'a> {
+    /// The server that has this key.
+    Key(&'a Key),
+    #[cfg(feature = "redis-cluster")]
+    Node(&'a super::connection::Address),
+}
+
+/// What a script call came to.
+pub(super) struct Ran {
+    pub(super) reply: Result<Value, StoreError>,
+    /// It did not end where it was sent first.
+    pub(super) strayed: bool,
+}
+
+/// What one call of a flight came to.
+struct Outcome {
+    result: Result<FlightReply, Failed>,
+    strayed: bool,
 }
 
 /// A flight that will land: with a reply, with an error, or because its future was dropped.
@@ -489,9 +675,9 @@ impl Airborne {
 
     async fn fly(mut self) {
         let Some(flight) = &self.flight else { return };
-        let result = self.driver.send(flight).await;
+        let outcomes = self.driver.send(flight).await;
         if let Some(flight) = self.flight.take() {
-            self.driver.land(flight, result);
+            self.driver.land(flight, outcomes);
         }
     }
 }
@@ -526,26 +712,4 @@ fn some_terms() -> Arc<Terms> {
 
 fn no_runtime() -> StoreError {
     StoreError::new(StoreErrorKind::Other, "no tokio runtime: use the store from within one")
-}
-
-/// Reads a number that a call outside the flights brought.
-pub(super) async fn number_of(
-    driver: Arc<Driver>,
-    terms: Arc<Terms>,
-    operation: Operation,
-    source: &'static Source,
-    arguments: impl Fn(&mut Cmd) + Send + Sync,
-) -> Result<(u64, u32), StoreError> {
-    script::read_number(driver.call(terms, operation, source, arguments).await?)
-}
-
-pub(super) async fn drain(driver: Arc<Driver>, key: Key, terms: Arc<Terms>) -> Result<u32, StoreError> {
-    let lease_ms = super::flight::lease_ms(&terms);
-    let write = |cmd: &mut Cmd| script::write_drain(cmd, &key, lease_ms);
-    let (drained_at, dropped) =
-        number_of(Arc::clone(&driver), terms, Operation::Drain, &script::DRAIN, write).await?;
-    let mut news = News::default();
-    driver.lock().table.drained(&key, drained_at, &mut news);
-    news.deliver();
-    Ok(dropped)
 }

@@ -63,9 +63,10 @@ fn classify(code: &str, text: &str) -> StoreError {
         "READONLY" => (Kind::ReadOnly, "this server is a replica: connect to the master"),
         "OOM" => (Kind::Oom, "raise maxmemory"),
         "LOADING" | "MASTERDOWN" | "BUSY" => (Kind::Loading, "the server will answer again by itself"),
-        "MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN" | "CROSSSLOT" => {
-            (Kind::Cluster, "this server is part of a cluster: connect to it as one")
+        "MOVED" | "ASK" | "TRYAGAIN" | "CROSSSLOT" => {
+            (Kind::Cluster, "this server is part of a cluster: connect to it with RedisStore::cluster")
         }
+        "CLUSTERDOWN" => (Kind::Cluster, "its nodes do not agree or are not all up: look at CLUSTER INFO"),
         "WRONGTYPE" => (Kind::WrongType, "something else is stored under the key: choose another prefix"),
         _ => return StoreError::new(Kind::Other, text.to_owned()),
     };

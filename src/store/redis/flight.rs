@@ -1,6 +1,6 @@
 //! One call of the flight script: what it carries, how it is written, and how its reply is read.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use ::redis::{Cmd, Value};
@@ -9,7 +9,12 @@ use tokio::time::Instant;
 
 use super::error::{classify_text, malformed};
 use super::script::{count, sequence, text, unsigned};
-use crate::store::{Grant, Key, SlotId, StoreError, Terms};
+use crate::store::{Grant, Key, SlotId, StoreError, StoreErrorKind, Terms};
+
+/// The most slots that one flight carries, so that it never holds the server for long.
+pub(super) const MOST_SLOTS: u32 = 512;
+/// The most calls of one flight, for the same reason: each has a cost of its own.
+const MOST_CALLS: usize = 64;
 
 /// Something that was sent may still be executed, until the server's clock has passed `until`,
 /// unless what comes after it takes the same connection.
@@ -66,33 +71,62 @@ pub(super) struct Ask {
     pub(super) claims: Vec<Acquire>,
 }
 
-/// The asks of one call, grouped by key in the order in which the keys came up.
-#[derive(Default)]
+/// What is put into a flight, grouped by key in the order in which the keys came up.
+///
+/// One call serves many keys, but on a cluster just one: there its keys would have to share a hash
+/// slot, which those of different ids hardly ever do, and while the hash slot moves from node to node
+/// a call is only served with one key.
 pub(super) struct Cargo {
-    pub(super) asks: Vec<Ask>,
-    by_key: HashMap<Key, usize>,
+    apart: bool,
+    pub(super) calls: Vec<Vec<Ask>>,
+    by_key: HashMap<Key, (usize, usize)>,
 }
 
 impl Cargo {
-    pub(super) fn push_release(&mut self, release: Release) {
-        let lease_ms = lease_ms(&release.terms);
-        let at = *self.by_key.entry(release.key.clone()).or_insert(self.asks.len());
-        if at == self.asks.len() {
-            self.asks.push(Ask {
-                key: release.key.clone(),
-                limit: 0,
-                lease_ms,
-                back: Vec::new(),
-                claims: Vec::new(),
-            });
+    pub(super) fn new(apart: bool) -> Self {
+        Self { apart, calls: Vec::new(), by_key: HashMap::new() }
+    }
+
+    /// The head of a queue, unless it does not fit into a flight that carries something already.
+    pub(super) fn pop_fitting<T>(
+        &self,
+        queue: &mut VecDeque<T>,
+        room: u32,
+        weight: impl Fn(&T) -> u32,
+    ) -> Option<T> {
+        let fits = queue.front().is_some_and(|head| weight(head) <= room || room == MOST_SLOTS);
+        if fits && self.calls.len() < MOST_CALLS { queue.pop_front() } else { None }
+    }
+
+    fn push(&mut self, ask: Ask) -> &mut Ask {
+        let known = self.by_key.get(&ask.key).map(|(call, _)| *call);
+        let call = known.unwrap_or(if self.apart { self.calls.len() } else { 0 });
+        if call == self.calls.len() {
+            self.calls.push(Vec::new());
         }
-        self.asks[at].back.push(release);
+        let at = self.calls[call].len();
+        self.by_key.insert(ask.key.clone(), (call, at));
+        self.calls[call].push(ask);
+        &mut self.calls[call][at]
+    }
+
+    fn last_of(&mut self, key: &Key) -> Option<&mut Ask> {
+        let (call, at) = *self.by_key.get(key)?;
+        self.calls.get_mut(call)?.get_mut(at)
+    }
+
+    pub(super) fn push_release(&mut self, release: Release) {
+        let (key, lease_ms) = (release.key.clone(), lease_ms(&release.terms));
+        match self.last_of(&key) {
+            Some(ask) => ask.back.push(release),
+            None => _ = self.push(Ask { key, limit: 0, lease_ms, back: vec![release], claims: Vec::new() }),
+        }
     }
 
     /// Claims of one key that differ in limit or lease go into asks of their own, in their order.
     pub(super) fn push_claim(&mut self, key: &Key, terms: &Terms, acquire: Acquire) {
         let (limit, lease_ms) = (acquire.limit, lease_ms(terms));
-        if let Some(ask) = self.by_key.get(key).and_then(|at| self.asks.get_mut(*at)) {
+        if let Some(ask) = self.last_of(key) {
             if ask.claims.is_empty() {
                 (ask.limit, ask.lease_ms) = (limit, lease_ms);
             }
@@ -101,8 +135,7 @@ impl Cargo {
                 return;
             }
         }
-        self.by_key.insert(key.clone(), self.asks.len());
-        self.asks.push(Ask { key: key.clone(), limit, lease_ms, back: Vec::new(), claims: vec![acquire] });
+        self.push(Ask { key: key.clone(), limit, lease_ms, back: Vec::new(), claims: vec![acquire] });
     }
 }
 
@@ -110,9 +143,11 @@ pub(super) fn lease_ms(terms: &Terms) -> u64 {
     u64::try_from(terms.lease.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Asks on their way.
+/// Calls on their way to one server.
 pub(super) struct Flight {
-    pub(super) asks: Vec<Ask>,
+    pub(super) lane: usize,
+    /// What each of them asks.
+    pub(super) calls: Vec<Vec<Ask>>,
     /// After this instant on the server's clock the script takes nothing any more.
     pub(super) not_after: u64,
     /// The connection that it goes over.
@@ -121,22 +156,24 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    pub(super) fn has_claims(&self) -> bool {
-        self.asks.iter().any(|ask| !ask.claims.is_empty())
-    }
-
     /// How many slots it takes and gives back.
     pub(super) fn size(&self) -> usize {
-        self.asks.iter().map(|ask| ask.back.len() + ask.claims.len()).sum()
+        self.calls.iter().flatten().map(|ask| ask.back.len() + ask.claims.len()).sum()
     }
 
-    pub(super) fn write(&self, cmd: &mut Cmd) {
-        cmd.arg(self.asks.len());
-        for ask in &self.asks {
+    /// What may be executed of it later than we know of.
+    pub(super) fn doubt(&self) -> Doubt {
+        Doubt { until: self.not_after, epoch: self.epoch }
+    }
+
+    pub(super) fn write(&self, call: usize, cmd: &mut Cmd) {
+        let asks = &self.calls[call];
+        cmd.arg(asks.len());
+        for ask in asks {
             cmd.arg(ask.key.as_str());
         }
-        cmd.arg(self.numbers());
-        for ask in &self.asks {
+        cmd.arg(numbers(self.not_after, asks));
+        for ask in asks {
             for release in &ask.back {
                 for member in release.slot.members(release.weight) {
                     cmd.arg(&member.to_bytes()[..]);
@@ -148,31 +185,14 @@ impl Flight {
         }
     }
 
-    /// All numbers of a call as one MessagePack array.
-    fn numbers(&self) -> Vec<u8> {
-        let numbers = self.asks.iter().flat_map(|ask| {
-            let back: u32 = ask.back.iter().map(|release| release.weight).sum();
-            let head = [u64::from(ask.limit), ask.lease_ms, u64::from(back), ask.claims.len() as u64];
-            head.into_iter().chain(ask.claims.iter().map(|claim| u64::from(claim.weight)))
-        });
-        let many: usize = self.asks.iter().map(|ask| 4 + ask.claims.len()).sum();
-        let mut packed = Vec::with_capacity(16 + 5 * many);
-        // Writing into memory does not fail.
-        let _ = rmp::encode::write_array_len(&mut packed, 2 + many as u32);
-        let first_claimed = self.asks.iter().position(|ask| !ask.claims.is_empty()).map_or(0, |at| at + 1);
-        for number in [self.not_after, first_claimed as u64].into_iter().chain(numbers) {
-            let _ = rmp::encode::write_uint(&mut packed, number);
-        }
-        packed
-    }
-
-    pub(super) fn read(&self, reply: Value) -> Result<FlightReply, StoreError> {
+    pub(super) fn read(&self, call: usize, reply: Value) -> Result<FlightReply, StoreError> {
+        let asks = &self.calls[call];
         let mut items = sequence(reply)?.into_iter();
         let now = items.next().and_then(|value| unsigned(&value)).ok_or_else(malformed)?;
         let mut answers: Vec<Result<Answer, StoreError>> =
-            self.asks.iter().map(|_| Ok(Answer::default())).collect();
+            asks.iter().map(|_| Ok(Answer::default())).collect();
         read_notes(items.next().ok_or_else(malformed)?, &mut answers)?;
-        for (ask, answer) in self.asks.iter().zip(&mut answers) {
+        for (ask, answer) in asks.iter().zip(&mut answers) {
             for _ in &ask.claims {
                 let verdict = read_verdict(&items.next().ok_or_else(malformed)?)?;
                 if let Ok(answer) = answer {
@@ -187,10 +207,36 @@ impl Flight {
     }
 }
 
+/// All numbers of a call as one MessagePack array.
+fn numbers(not_after: u64, asks: &[Ask]) -> Vec<u8> {
+    let numbers = asks.iter().flat_map(|ask| {
+        let back: u32 = ask.back.iter().map(|release| release.weight).sum();
+        let head = [u64::from(ask.limit), ask.lease_ms, u64::from(back), ask.claims.len() as u64];
+        head.into_iter().chain(ask.claims.iter().map(|claim| u64::from(claim.weight)))
+    });
+    let many: usize = asks.iter().map(|ask| 4 + ask.claims.len()).sum();
+    let first_claimed = asks.iter().position(|ask| !ask.claims.is_empty()).map_or(0, |at| at + 1);
+    let mut packed = Vec::with_capacity(16 + 5 * many);
+    // Writing into memory does not fail.
+    let _ = rmp::encode::write_array_len(&mut packed, 2 + many as u32);
+    for number in [not_after, first_claimed as u64].into_iter().chain(numbers) {
+        let _ = rmp::encode::write_uint(&mut packed, number);
+    }
+    packed
+}
+
 /// The server's time, and each key's answer in the order of the asks.
 pub(super) struct FlightReply {
     pub(super) now: u64,
     pub(super) answers: Vec<Result<Answer, StoreError>>,
+}
+
+impl FlightReply {
+    /// What is wrong with the server, if not with one key alone.
+    pub(super) fn trouble(&self) -> Option<StoreError> {
+        let errors = self.answers.iter().filter_map(|answer| answer.as_ref().err());
+        errors.into_iter().find(|error| error.kind() != StoreErrorKind::WrongType).cloned()
+    }
 }
 
 /// What became of what a flight asked of one key.

@@ -16,13 +16,20 @@
 //!     +zadd +zcard +zcount +zmscore +zrem +zremrangebyscore +pttl +pexpire
 //! ```
 //!
-//! A user of sentinels needs `+sentinel|get-master-addr-by-name` there, and nothing else.
+//! On a cluster add `+cluster|slots +asking`. A user of sentinels needs
+//! `+sentinel|get-master-addr-by-name` there, and nothing else.
+//!
+//! Where slots may move from one server to another, from a master to its replica or between the nodes
+//! of a cluster, the clocks of those servers must agree within a small part of a lease.
 
 mod breaker;
+#[cfg(feature = "redis-cluster")]
+mod cluster;
 mod connection;
 mod driver;
 mod error;
 mod flight;
+mod routes;
 mod script;
 #[cfg(feature = "redis-sentinel")]
 mod sentinel;
@@ -38,9 +45,12 @@ use std::sync::Arc;
 use ::redis::aio::{ConnectionManager, MultiplexedConnection};
 use ::redis::{Client, Cmd, ErrorKind, IntoConnectionInfo, RedisError};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
+#[cfg(feature = "redis-cluster")]
+use self::cluster::Cluster;
 use self::connection::{Endpoint, tuned};
-use self::driver::{Driver, drain, number_of};
+use self::driver::Driver;
 #[cfg(feature = "redis-sentinel")]
 use self::sentinel::Sentinels;
 #[cfg(feature = "redis-tls")]
@@ -53,8 +63,8 @@ use crate::metrics::Operation;
 /// Slots in Redis or Valkey, shared by a whole fleet. See the [module](self) for what the server
 /// needs.
 ///
-/// Nothing is connected before the first call. All calls of one store go over one connection, which
-/// is replaced when it breaks, stalls or turns out to lead to a replica. Clones share it, and limiters
+/// Nothing is connected before the first call. All calls of one store to one server go over one
+/// connection, which is replaced when it breaks, stalls or turns out to lead to a replica. Clones share it, and limiters
 /// of different names and prefixes may share a store.
 ///
 /// It runs on the tokio runtime of the call that came first, and moves to another's when that one is
@@ -120,13 +130,39 @@ impl RedisStore {
         Ok(Self::at(Endpoint::Sentinel(Arc::new(sentinels))))
     }
 
+    /// The cluster that these nodes belong to. All others are found through them.
+    ///
+    /// `nodes` are addresses as in [`open`](Self::open); the login and settings of the first one are
+    /// those for all nodes. Ids are spread over the nodes by the hash slots of their keys, and follow
+    /// them when they move. A node that is down is an outage for its ids alone, unless the cluster is
+    /// set up to stop as a whole: it needs `cluster-require-full-coverage no`.
+    ///
+    /// ```
+    /// # fn open() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tower_slots::RedisStore;
+    ///
+    /// let store = RedisStore::cluster(["redis://10.0.0.1:7000", "redis://10.0.0.2:7000"])?;
+    /// # Ok(()) }
+    /// # open().unwrap();
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// An address is malformed or of a kind that this build does not support, or there is none. Who
+    /// is there shows at the first call.
+    #[cfg(feature = "redis-cluster")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "redis-cluster")))]
+    pub fn cluster(nodes: impl IntoIterator<Item = impl IntoConnectionInfo>) -> Result<Self, ConfigError> {
+        Ok(Self::at(Endpoint::Cluster(Arc::new(Cluster::new(clients(nodes)?)))))
+    }
+
     fn at(endpoint: Endpoint) -> Self {
         Self { driver: Driver::new(endpoint) }
     }
 }
 
 /// Clients for these addresses, one at least.
-#[cfg(feature = "redis-sentinel")]
+#[cfg(any(feature = "redis-cluster", feature = "redis-sentinel"))]
 fn clients(urls: impl IntoIterator<Item = impl IntoConnectionInfo>) -> Result<Vec<Client>, ConfigError> {
     let clients: Result<Vec<_>, _> = urls.into_iter().map(|url| Client::open(url).map(tuned)).collect();
     let clients = clients.map_err(|error| config_error(&error))?;
@@ -196,14 +232,16 @@ impl SlotStore for RedisStore {
     fn count(&self, key: &Key, terms: &Arc<Terms>) -> Reply<Result<u32, StoreError>> {
         let (driver, key, terms) = (Arc::clone(&self.driver), key.clone(), Arc::clone(terms));
         Reply::later(async move {
-            let write = |cmd: &mut Cmd| script::write_count(cmd, &key);
-            let counted = number_of(driver, terms, Operation::Count, &script::COUNT, write).await;
+            let write = |cmd: &mut Cmd| script::write_key(cmd, &key);
+            let (deadline, count) = (Instant::now() + terms.timeout, Operation::Count);
+            let counted = driver.number_of(&key, &terms, deadline, count, &script::COUNT, write).await;
             counted.map(|(_, used)| used)
         })
     }
 
     fn drain(&self, key: &Key, terms: &Arc<Terms>) -> Reply<Result<u32, StoreError>> {
-        Reply::later(drain(Arc::clone(&self.driver), key.clone(), Arc::clone(terms)))
+        let (driver, key, terms) = (Arc::clone(&self.driver), key.clone(), Arc::clone(terms));
+        Reply::later(async move { driver.drain(&key, &terms).await })
     }
 
     fn flush(&self) -> Reply<()> {

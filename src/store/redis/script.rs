@@ -31,6 +31,10 @@ pub(super) static FLIGHT: Source = source!("flight.lua");
 pub(super) static RENEW: Source = source!("#!lua flags=allow-oom\n", "renew.lua");
 pub(super) static COUNT: Source = source!("count.lua");
 pub(super) static DRAIN: Source = source!("drain.lua");
+#[cfg(feature = "redis-cluster")]
+pub(super) static MARK: Source = source!("mark.lua");
+#[cfg(feature = "redis-cluster")]
+pub(super) static TTL: Source = source!("ttl.lua");
 
 impl Source {
     /// The command that runs it by its hash.
@@ -59,8 +63,21 @@ pub(super) struct Renewal {
     pub(super) since: u64,
 }
 
-pub(super) fn write_renewal(cmd: &mut Cmd, key: &Key, not_after: u64, lease_ms: u64, slots: &[Renewal]) {
-    cmd.arg(2).arg(key.as_str()).arg(drain_marker(key)).arg(not_after).arg(lease_ms);
+/// Without its drain marker, a key gets no slot back that is gone: then `alone` is true.
+pub(super) fn write_renewal(
+    cmd: &mut Cmd,
+    key: &Key,
+    alone: bool,
+    not_after: u64,
+    lease_ms: u64,
+    slots: &[Renewal],
+) {
+    if alone {
+        cmd.arg(1).arg(key.as_str());
+    } else {
+        cmd.arg(2).arg(key.as_str()).arg(drain_marker(key));
+    }
+    cmd.arg(not_after).arg(lease_ms);
     for Renewal { slot, weight, since } in slots {
         cmd.arg(*weight).arg(&slot.to_bytes()[..]).arg(*since);
     }
@@ -97,7 +114,8 @@ pub(super) fn read_renewal(reply: Value, slots: usize) -> Result<RenewReply, Sto
     if verdicts.len() == slots { Ok(RenewReply { now, lapsed, verdicts }) } else { Err(malformed()) }
 }
 
-pub(super) fn write_count(cmd: &mut Cmd, key: &Key) {
+/// What a script takes that has one key and nothing else.
+pub(super) fn write_key(cmd: &mut Cmd, key: &Key) {
     cmd.arg(1).arg(key.as_str());
 }
 
@@ -122,6 +140,17 @@ pub(super) fn read_hello(reply: Value) -> Result<(u64, String), StoreError> {
         }
         _ => Err(malformed()),
     }
+}
+
+#[cfg(feature = "redis-cluster")]
+pub(super) fn write_mark(cmd: &mut Cmd, key: &Key, keep_ms: u64) {
+    cmd.arg(1).arg(drain_marker(key)).arg(keep_ms);
+}
+
+/// With the drain marker left before.
+#[cfg(feature = "redis-cluster")]
+pub(super) fn write_drop(cmd: &mut Cmd, key: &Key, lease_ms: u64) {
+    cmd.arg(1).arg(key.as_str()).arg(lease_ms);
 }
 
 /// Where a drain leaves its marker: beside the key, in its Cluster slot.

@@ -5,10 +5,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use ::redis::aio::MultiplexedConnection;
-use ::redis::{Client, ConnectionAddr, ConnectionInfo, RedisResult};
+use ::redis::{Client, ConnectionInfo};
 use tokio::time::timeout;
 
-use super::connection::{dial, request, tuned};
+use super::connection::{Address, address_of, dial, relocated, request};
 use super::error::from_redis;
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -29,15 +29,10 @@ pub(super) struct Sentinels {
     known: Mutex<Option<Address>>,
 }
 
-type Address = (String, u16);
-
 impl Sentinels {
     /// `master` holds the master's name in place of a host.
     pub(super) fn new(sentinels: Vec<Client>, master: ConnectionInfo) -> Option<Self> {
-        let (ConnectionAddr::Tcp(name, _) | ConnectionAddr::TcpTls { host: name, .. }) = master.addr() else {
-            return None;
-        };
-        let (name, first) = (name.clone(), AtomicUsize::new(0));
+        let ((name, _), first) = (address_of(&master)?, AtomicUsize::new(0));
         Some(Self { sentinels, name, master, first, conn: Mutex::default(), known: Mutex::default() })
     }
 
@@ -48,7 +43,7 @@ impl Sentinels {
     pub(super) async fn dial(&self) -> Result<MultiplexedConnection, StoreError> {
         let address = self.resolve().await?;
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(address.clone());
-        let client = self.client(address).map_err(|error| from_redis(&error))?;
+        let client = relocated(&self.master, address).map_err(|error| from_redis(&error))?;
         dial(&client).await.inspect_err(|_| self.distrust())
     }
 
@@ -62,16 +57,6 @@ impl Sentinels {
     pub(super) async fn has_moved(&self) -> bool {
         let Ok(address) = self.resolve().await else { return false };
         self.known.lock().unwrap_or_else(PoisonError::into_inner).as_ref() != Some(&address)
-    }
-
-    fn client(&self, (host, port): Address) -> RedisResult<Client> {
-        let addr = match self.master.addr() {
-            ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
-                ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
-            }
-            _ => ConnectionAddr::Tcp(host, port),
-        };
-        Client::open(self.master.clone().set_addr(addr)).map(tuned)
     }
 
     /// The master's address, from the first sentinel that knows it.

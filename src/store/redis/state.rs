@@ -8,8 +8,8 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::breaker::{Breaker, Change};
-use super::connection::Conn;
-use super::flight::{Flight, FlightReply};
+use super::connection::{Conn, Endpoint};
+use super::flight::{Ask, Flight, FlightReply};
 use super::table::{News, Stamp, Table};
 use crate::store::{StoreErrorKind, Terms};
 use crate::trace::{Sparingly, event};
@@ -20,18 +20,11 @@ pub(super) const FLIGHTS: usize = 2;
 /// What a driver knows and has under way.
 pub(super) struct State {
     pub(super) table: Table,
-    pub(super) breaker: Breaker,
-    pub(super) link: Option<Link>,
+    /// One for each server that is in use.
+    pub(super) lanes: Vec<Lane>,
     pub(super) epoch: u64,
-    clock: Clock,
-    pub(super) flights: usize,
     pub(super) home: Option<Home>,
     pub(super) homes: u64,
-    /// A pilot was called and has not taken off yet.
-    pub(super) summoned: bool,
-    /// A task looks for a working connection.
-    pub(super) recovering: bool,
-    pub(super) settings_checked: bool,
     pub(super) foreign_data_warnings: Sparingly,
     /// The upkeep task sleeps until it is woken.
     pub(super) dozing: bool,
@@ -42,6 +35,50 @@ pub(super) struct State {
     /// Terms of the limiters on this store, one of each name. What is the store's own is measured
     /// under the name that came first.
     pub(super) terms: Vec<Arc<Terms>>,
+}
+
+/// The way to one server.
+pub(super) struct Lane {
+    pub(super) endpoint: Endpoint,
+    /// Which node of a cluster that is.
+    #[cfg(feature = "redis-cluster")]
+    pub(super) node: Option<super::connection::Address>,
+    pub(super) breaker: Breaker,
+    pub(super) link: Option<Link>,
+    clock: Clock,
+    pub(super) flights: usize,
+    /// A pilot was called and has not taken off yet.
+    pub(super) summoned: bool,
+    /// A task looks for a working connection.
+    pub(super) recovering: bool,
+    pub(super) settings_checked: bool,
+}
+
+impl Lane {
+    pub(super) fn new(endpoint: Endpoint) -> Self {
+        Self {
+            endpoint,
+            #[cfg(feature = "redis-cluster")]
+            node: None,
+            breaker: Breaker::default(),
+            link: None,
+            clock: Clock { server: 0, at: Instant::now() },
+            flights: 0,
+            summoned: false,
+            recovering: false,
+            settings_checked: false,
+        }
+    }
+
+    pub(super) fn stamp(&self, now: Instant) -> Option<Stamp> {
+        let link = self.link.as_ref()?;
+        Some(Stamp { now, epoch: link.epoch, server_now: self.clock.server_now(now) })
+    }
+
+    /// Whether anything could be sent at all.
+    pub(super) fn can_send(&self) -> bool {
+        self.link.is_some() && self.breaker.lets_send()
+    }
 }
 
 pub(super) struct Link {
@@ -77,19 +114,13 @@ impl Clock {
 }
 
 impl State {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(endpoint: Endpoint) -> Self {
         Self {
             table: Table::default(),
-            breaker: Breaker::default(),
-            link: None,
+            lanes: vec![Lane::new(endpoint)],
             epoch: 0,
-            clock: Clock { server: 0, at: Instant::now() },
-            flights: 0,
             home: None,
             homes: 0,
-            summoned: false,
-            recovering: false,
-            settings_checked: false,
             foreign_data_warnings: Sparingly::default(),
             dozing: false,
             watching_queue: false,
@@ -98,52 +129,65 @@ impl State {
         }
     }
 
-    pub(super) fn stamp(&self, now: Instant) -> Option<Stamp> {
-        let link = self.link.as_ref()?;
-        Some(Stamp { now, epoch: link.epoch, server_now: self.clock.server_now(now) })
+    /// The lane that has this connection, unless it was given up.
+    pub(super) fn lane_with(&self, epoch: u64) -> Option<usize> {
+        self.lanes.iter().position(|lane| lane.link.as_ref().is_some_and(|link| link.epoch == epoch))
+    }
+
+    /// The server's clock showed `server` in a reply that came over this connection `at` this instant.
+    pub(super) fn server_heard(&mut self, epoch: u64, server: u64, at: Instant) {
+        if let Some(lane) = self.lane_with(epoch) {
+            self.lanes[lane].clock = Clock { server, at };
+        }
     }
 
     /// The next flight, if fewer than `most` are out and something may be sent.
-    pub(super) fn take_flight(&mut self, most: usize, now: Instant, news: &mut News) -> Option<Flight> {
-        if self.flights >= most || !self.breaker.lets_send() {
+    pub(super) fn take_flight(
+        &mut self,
+        lane: usize,
+        most: usize,
+        now: Instant,
+        news: &mut News,
+    ) -> Option<Flight> {
+        let flies = &mut self.lanes[lane];
+        if flies.flights >= most || !flies.breaker.lets_send() {
             return None;
         }
-        let stamp = self.stamp(now)?;
-        let flight = self.table.next_flight(stamp, news)?;
-        self.flights += 1;
+        let flight = self.table.next_flight(lane, flies.stamp(now)?, news)?;
+        flies.flights += 1;
         Some(flight)
     }
 
     /// Where to call a pilot, if there is something for one to do.
-    pub(super) fn summon(&mut self) -> Option<Handle> {
+    fn summon(&mut self, lane: usize) -> Option<Handle> {
         let home = self.home.as_ref().filter(|home| home.is_alive())?;
-        let due = !self.summoned
-            && self.flights < FLIGHTS
-            && self.can_send()
-            && self.table.waiting_since().is_some();
+        let flies = &mut self.lanes[lane];
+        let due = !flies.summoned
+            && flies.flights < FLIGHTS
+            && flies.can_send()
+            && self.table.waiting_since(lane).is_some();
         due.then(|| {
-            self.summoned = true;
+            flies.summoned = true;
             home.handle.clone()
         })
     }
 
-    /// Whether anything could be sent at all.
-    pub(super) fn can_send(&self) -> bool {
-        self.link.is_some() && self.breaker.lets_send()
+    pub(super) fn summon_all(&mut self) -> Vec<(usize, Handle)> {
+        (0..self.lanes.len()).filter_map(|lane| Some((lane, self.summon(lane)?))).collect()
+    }
+
+    /// Since when the oldest of what could be sent on a lane waits for a flight.
+    pub(super) fn waiting_since(&self, lane: usize) -> Option<Instant> {
+        self.table.waiting_since(lane).filter(|_| self.lanes[lane].can_send())
     }
 
     pub(super) fn is_home(&self, id: u64) -> bool {
         self.home.as_ref().is_some_and(|home| home.id == id)
     }
 
-    /// The server's clock showed `server` in a reply that came `at` this instant.
-    pub(super) fn server_heard(&mut self, server: u64, at: Instant) {
-        self.clock = Clock { server, at };
-    }
-
     /// It concerns one key, so the breaker has nothing to tell.
-    pub(super) fn warn_of_foreign_data(&self, flight: &Flight, reply: &FlightReply) {
-        for (ask, answer) in flight.asks.iter().zip(&reply.answers) {
+    pub(super) fn warn_of_foreign_data(&self, asks: &[Ask], reply: &FlightReply) {
+        for (ask, answer) in asks.iter().zip(&reply.answers) {
             if let Err(error) = answer
                 && error.kind() == StoreErrorKind::WrongType
                 && self.foreign_data_warnings.due()
@@ -154,18 +198,29 @@ impl State {
         }
     }
 
-    pub(super) fn show(&self, change: Option<&Change>) {
+    pub(super) fn show(&self, _lane: usize, change: Option<&Change>) {
         match change {
             Some(Change::Opened(_error)) => {
-                event!(warn, error = %_error, "slot store down: the outage policy decides");
+                event!(warn, node = self.name_of(_lane), error = %_error, "slot store down: the outage policy decides");
             }
-            Some(Change::Closed) => event!(info, "slot store up again"),
+            Some(Change::Closed) => event!(info, node = self.name_of(_lane), "slot store up again"),
             None => {}
         }
+        let worst = self.lanes.iter().map(|lane| lane.breaker.state()).max_by_key(|state| *state as u8);
+        let state = worst.unwrap_or(crate::metrics::Breaker::Closed);
         for terms in &self.terms {
-            let state = self.breaker.state();
             terms.meters.breaker_state.set(f64::from(state as u8));
             terms.meters.store_up.set(f64::from(u8::from(state == crate::metrics::Breaker::Closed)));
         }
+    }
+
+    /// Which node of a cluster it is about.
+    #[cfg(feature = "tracing")]
+    fn name_of(&self, _lane: usize) -> Option<tracing::field::DisplayValue<String>> {
+        #[cfg(feature = "redis-cluster")]
+        if let Some((host, port)) = &self.lanes[_lane].node {
+            return Some(tracing::field::display(format!("{host}:{port}")));
+        }
+        None
     }
 }

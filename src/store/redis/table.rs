@@ -9,24 +9,24 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::error::timed_out;
-use super::flight::{Acquire, Ask, Cargo, Confirm, Doubt, Flight, FlightReply, Release, Verdict};
+use super::flight::{Acquire, Ask, Cargo, Confirm, Doubt, Flight, FlightReply, MOST_SLOTS, Release, Verdict};
+use super::routes::Routes;
 use super::script::{RenewReply, RenewVerdict, Renewal};
 use crate::metrics::{self, Released};
 use crate::store::{Claim, Grant, Holder, Key, Lost, SlotId, StoreError, StoreErrorKind, Terms};
 
-/// The most slots that one call carries, so that it never holds the server for long.
-pub(super) const MOST_SLOTS: u32 = 512;
 /// How long a release waits that the server answered with an error.
 const RELEASE_RETRY: Duration = Duration::from_secs(1);
 /// How often a claim is sent again after its connection broke, or it came too late by a clock that
 /// was wrong.
 const CLAIM_TRIES: u32 = 2;
 
-#[derive(Default)]
 pub(super) struct Table {
+    /// Which queue is whose.
+    pub(super) routes: Routes,
     slots: HashMap<SlotId, Entry>,
-    acquires: VecDeque<Acquire>,
-    releases: VecDeque<Release>,
+    /// One for each lane.
+    queues: Vec<Queue>,
     /// Releases that are not to be sent before an instant.
     later: Vec<(Instant, Release)>,
     /// One was added that nobody keeps time for yet.
@@ -34,6 +34,13 @@ pub(super) struct Table {
     /// Slots that their holders have given up and the server has not yet confirmed.
     backlog: usize,
     flushers: Vec<oneshot::Sender<()>>,
+}
+
+/// What waits for a flight on one lane.
+#[derive(Default)]
+struct Queue {
+    acquires: VecDeque<Acquire>,
+    releases: VecDeque<Release>,
 }
 
 struct Entry {
@@ -97,6 +104,7 @@ enum Phase {
 }
 
 /// What a call came to that brought no reply.
+#[derive(Clone)]
 pub(super) struct Failed {
     pub(super) error: StoreError,
     /// A task went away that carried it for others: nothing is wrong with the connection.
@@ -169,6 +177,20 @@ impl Stamp {
     }
 }
 
+impl Default for Table {
+    fn default() -> Self {
+        Self {
+            routes: Routes::default(),
+            slots: HashMap::new(),
+            queues: vec![Queue::default()],
+            later: Vec::new(),
+            put_off: false,
+            backlog: 0,
+            flushers: Vec::new(),
+        }
+    }
+}
+
 impl Table {
     pub(super) fn is_empty(&self) -> bool {
         self.slots.is_empty() && self.backlog == 0
@@ -178,11 +200,39 @@ impl Table {
         self.backlog
     }
 
-    /// Since when the oldest claim or release waits for a flight.
-    pub(super) fn waiting_since(&self) -> Option<Instant> {
-        let claimed = self.acquires.front().map(|acquire| acquire.queued);
-        let released = self.releases.front().map(|release| release.queued);
+    /// Since when the oldest claim or release waits for a flight on a lane.
+    pub(super) fn waiting_since(&self, lane: usize) -> Option<Instant> {
+        let queue = &self.queues[lane];
+        let claimed = queue.acquires.front().map(|acquire| acquire.queued);
+        let released = queue.releases.front().map(|release| release.queued);
         claimed.into_iter().chain(released).min()
+    }
+
+    /// The queue of what concerns a key.
+    fn queue(&mut self, key: &Key) -> &mut Queue {
+        &mut self.queues[self.routes.lane_of(key)]
+    }
+
+    #[cfg(feature = "redis-cluster")]
+    pub(super) fn add_lane(&mut self) {
+        self.queues.push(Queue::default());
+    }
+
+    /// Puts everything that waits into the queue that is right now.
+    #[cfg(feature = "redis-cluster")]
+    pub(super) fn reroute(&mut self) {
+        for lane in 0..self.queues.len() {
+            let Queue { acquires, releases } = std::mem::take(&mut self.queues[lane]);
+            for release in releases {
+                self.queues[self.routes.lane_of(&release.key)].releases.push_back(release);
+            }
+            for acquire in acquires {
+                // Of those that were given up the entry is gone, and the queue does not matter.
+                let entry = self.slots.get(&acquire.slot);
+                let lane = entry.map_or(lane, |entry| self.routes.lane_of(&entry.key));
+                self.queues[lane].acquires.push_back(acquire);
+            }
+        }
     }
 
     fn put_off(&mut self, at: Instant, release: Release) {
@@ -203,7 +253,8 @@ impl Table {
     pub(super) fn enqueue(&mut self, claim: Claim, reply: Answer, now: Instant) {
         let (slot, weight, limit) = (claim.slot, claim.weight, claim.limit);
         let deadline = now + claim.terms.timeout;
-        self.acquires.push_back(Acquire { slot, weight, limit, queued: now, deadline, tries: 0, reply });
+        let acquire = Acquire { slot, weight, limit, queued: now, deadline, tries: 0, reply };
+        self.queue(&claim.key).acquires.push_back(acquire);
         self.slots.insert(slot, Entry::new(claim, Phase::Queued, now));
     }
 
@@ -245,16 +296,7 @@ impl Table {
         let queued = Instant::now();
         let lapses = queued + terms.lease;
         let confirm = Some(confirm);
-        self.releases.push_back(Release {
-            key,
-            slot,
-            weight: 1,
-            terms,
-            queued,
-            lapses,
-            doubt: None,
-            confirm,
-        });
+        self.queue_release(Release { key, slot, weight: 1, terms, queued, lapses, doubt: None, confirm });
     }
 
     pub(super) fn knows(&self, slot: SlotId) -> bool {
@@ -266,7 +308,11 @@ impl Table {
         let Some(entry) = self.slots.remove(&slot) else { return };
         let Entry { key, weight, terms, sent, doubt, .. } = entry;
         let (queued, lapses) = (Instant::now(), sent + terms.lease);
-        self.releases.push_back(Release { key, slot, weight, terms, queued, lapses, doubt, confirm });
+        self.queue_release(Release { key, slot, weight, terms, queued, lapses, doubt, confirm });
+    }
+
+    fn queue_release(&mut self, release: Release) {
+        self.queue(&release.key).releases.push_back(release);
     }
 
     /// A claim has failed: nobody holds its slot. Undoes what may have been done of it, or else
@@ -303,12 +349,15 @@ impl Table {
         })
     }
 
-    /// Makes up the next flight: releases first, then claims, each in the order of their age.
-    pub(super) fn next_flight(&mut self, stamp: Stamp, news: &mut News) -> Option<Flight> {
-        let mut cargo = Cargo::default();
+    /// Makes up the next flight on a lane: releases first, then claims, each in the order of their
+    /// age.
+    pub(super) fn next_flight(&mut self, lane: usize, stamp: Stamp, news: &mut News) -> Option<Flight> {
+        let mut cargo = Cargo::new(self.routes.part());
         let mut room = MOST_SLOTS;
         let mut budget = Duration::ZERO;
-        while let Some(release) = pop_fitting(&mut self.releases, room, |release| release.weight) {
+        while let Some(release) =
+            cargo.pop_fitting(&mut self.queues[lane].releases, room, |release| release.weight)
+        {
             if release.lapses <= stamp.now {
                 self.lapse(release, news);
                 continue;
@@ -318,7 +367,9 @@ impl Table {
             cargo.push_release(release);
         }
         let mut deadline = stamp.now + budget;
-        while let Some(acquire) = pop_fitting(&mut self.acquires, room, |acquire| acquire.weight) {
+        while let Some(acquire) =
+            cargo.pop_fitting(&mut self.queues[lane].acquires, room, |acquire| acquire.weight)
+        {
             let Some(entry) = self.slots.get_mut(&acquire.slot).filter(|entry| entry.phase == Phase::Queued)
             else {
                 continue;
@@ -334,12 +385,12 @@ impl Table {
             deadline = deadline.max(acquire.deadline);
             cargo.push_claim(&entry.key, &entry.terms, acquire);
         }
-        let asks = cargo.asks;
-        if asks.is_empty() {
+        let calls = cargo.calls;
+        if calls.is_empty() {
             return None;
         }
         let not_after = stamp.server_at(deadline);
-        Some(Flight { asks, not_after, epoch: stamp.epoch, deadline })
+        Some(Flight { lane, calls, not_after, epoch: stamp.epoch, deadline })
     }
 
     fn lapse(&mut self, release: Release, news: &mut News) {
@@ -349,16 +400,17 @@ impl Table {
         self.finish(release.confirm, Err(error), news);
     }
 
-    /// A flight is back with a reply. `epoch` is its connection's, where that keeps order.
+    /// A call is back with a reply. `epoch` is its connection's, where that keeps order; in `doubt`
+    /// is what failed half way through.
     pub(super) fn landed(
         &mut self,
-        flight: Flight,
+        asks: Vec<Ask>,
         reply: FlightReply,
         epoch: Option<u64>,
+        doubt: Doubt,
         now: Instant,
         news: &mut News,
     ) {
-        let Flight { asks, not_after, epoch: flown_over, .. } = flight;
         for (ask, answer) in asks.into_iter().zip(reply.answers) {
             let Ask { back, claims, .. } = ask;
             match answer {
@@ -386,7 +438,7 @@ impl Table {
                             self.finish(release.confirm, Err(error.clone()), news);
                         }
                     }
-                    let doubt = undo.then_some(Doubt { until: not_after, epoch: flown_over });
+                    let doubt = undo.then_some(doubt);
                     for claim in claims {
                         self.refused(claim, error.clone(), doubt, news);
                     }
@@ -456,7 +508,7 @@ impl Table {
             return Err(claim);
         };
         entry.phase = Phase::Queued;
-        self.acquires.push_front(claim);
+        self.queues[self.routes.lane_of(&entry.key)].acquires.push_front(claim);
         Ok(())
     }
 
@@ -468,14 +520,20 @@ impl Table {
         news.replies.push((claim.reply, Err(error)));
     }
 
-    /// A flight brought no reply.
-    pub(super) fn crashed(&mut self, flight: Flight, failed: &Failed, now: Instant, news: &mut News) {
-        let Flight { asks, not_after, epoch, .. } = flight;
-        let doubt = failed.unknown.then_some(Doubt { until: not_after, epoch });
+    /// A call brought no reply. In `doubt` is what may still be executed of it.
+    pub(super) fn crashed(
+        &mut self,
+        asks: Vec<Ask>,
+        failed: &Failed,
+        doubt: Doubt,
+        now: Instant,
+        news: &mut News,
+    ) {
+        let doubt = failed.unknown.then_some(doubt);
         for Ask { back, claims, .. } in asks {
             // Whether these were executed does not matter: releasing twice is harmless.
             for release in back.into_iter().rev() {
-                self.releases.push_front(release);
+                self.queue(&release.key).releases.push_front(release);
             }
             for claim in claims.into_iter().rev() {
                 if let Some(entry) = self.slots.get_mut(&claim.slot) {
@@ -490,9 +548,9 @@ impl Table {
         }
     }
 
-    /// Fails all queued claims: nothing will be sent for a while.
-    pub(super) fn fail_queued(&mut self, error: &StoreError, news: &mut News) {
-        for claim in std::mem::take(&mut self.acquires) {
+    /// Fails all queued claims of a lane: nothing will be sent for a while.
+    pub(super) fn fail_queued(&mut self, lane: usize, error: &StoreError, news: &mut News) {
+        for claim in std::mem::take(&mut self.queues[lane].acquires) {
             let queued = self.slots.get(&claim.slot).is_some_and(|entry| entry.phase == Phase::Queued);
             if queued {
                 self.undo(claim.slot, news);
@@ -503,22 +561,28 @@ impl Table {
 
     /// Puts releases that have waited into their queue.
     pub(super) fn queue_due(&mut self, now: Instant) {
-        let due = self.later.extract_if(.., |(at, _)| *at <= now).map(|(_, release)| release);
-        self.releases.extend(due);
+        let due: Vec<_> =
+            self.later.extract_if(.., |(at, _)| *at <= now).map(|(_, release)| release).collect();
+        due.into_iter().for_each(|release| self.queue_release(release));
     }
 
     /// Once a tick: ends what has lapsed, tells who has lost a slot, and returns what has to be
-    /// renewed before the next tick but one.
+    /// renewed before the next tick but one. `can_send` is said of each lane.
     pub(super) fn tick(
         &mut self,
         now: Instant,
         tick: Duration,
-        can_send: bool,
+        can_send: &[bool],
         news: &mut News,
     ) -> Vec<Batch> {
-        let (lapsed, kept): (VecDeque<_>, _) =
-            std::mem::take(&mut self.releases).into_iter().partition(|release| release.lapses <= now);
-        self.releases = kept;
+        let mut lapsed = Vec::new();
+        for queue in &mut self.queues {
+            let releases = std::mem::take(&mut queue.releases);
+            let (over, kept): (VecDeque<_>, _) =
+                releases.into_iter().partition(|release| release.lapses <= now);
+            queue.releases = kept;
+            lapsed.extend(over);
+        }
         lapsed.into_iter().for_each(|release| self.lapse(release, news));
         self.end_overdue(now, news);
         self.due_renewals(now, tick, can_send, news)
@@ -538,7 +602,13 @@ impl Table {
         }
     }
 
-    fn due_renewals(&mut self, now: Instant, tick: Duration, can_send: bool, news: &mut News) -> Vec<Batch> {
+    fn due_renewals(
+        &mut self,
+        now: Instant,
+        tick: Duration,
+        can_send: &[bool],
+        news: &mut News,
+    ) -> Vec<Batch> {
         let mut batches: Vec<Batch> = Vec::new();
         let mut open: HashMap<(Key, Duration), (usize, u32)> = HashMap::new();
         for (slot, entry) in &mut self.slots {
@@ -549,8 +619,11 @@ impl Table {
                 entry.told_lapsed = true;
                 news.losses.push((Weak::clone(&entry.holder), Lost::Lapsed));
             }
-            let due =
-                if entry.registered { now + tick >= entry.renewed + entry.terms.lease / 3 } else { can_send };
+            let due = if entry.registered {
+                now + tick >= entry.renewed + entry.terms.lease / 3
+            } else {
+                can_send[self.routes.lane_of(&entry.key)]
+            };
             if !due {
                 continue;
             }
@@ -631,10 +704,4 @@ impl Table {
             news.losses.push((entry.holder, Lost::Drained));
         }
     }
-}
-
-/// The head of a queue, unless it does not fit into a flight that carries something already.
-fn pop_fitting<T>(queue: &mut VecDeque<T>, room: u32, weight: impl Fn(&T) -> u32) -> Option<T> {
-    let fits = queue.front().is_some_and(|head| weight(head) <= room || room == MOST_SLOTS);
-    if fits { queue.pop_front() } else { None }
 }

@@ -7,14 +7,13 @@ use futures_util::{StreamExt, stream};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until};
 
-use super::connection::Endpoint;
-use super::driver::{Driver, MOST_WAIT};
-use super::error::timed_out;
+use super::connection::{Endpoint, Found};
+use super::driver::{Driver, MOST_WAIT, Ran};
 use super::flight::{Doubt, lease_ms};
 use super::script;
-use super::state::State;
+use super::state::{Lane, State};
 use super::table::{Batch, Failed, News};
 use crate::metrics::Operation;
 
@@ -59,16 +58,17 @@ fn keep_time(
     let tick = state.tick;
     if *next_tick <= now || *next_tick > now + tick {
         *next_tick = now + tick;
-        let can_send = state.can_send();
-        batches = state.table.tick(now, tick, can_send, &mut news);
+        let can_send: Vec<_> = state.lanes.iter().map(Lane::can_send).collect();
+        batches = state.table.tick(now, tick, &can_send, &mut news);
     }
-    let late = state.table.waiting_since().is_some_and(|since| since + MOST_WAIT <= now) && state.can_send();
+    let waits = |lane: &usize| state.waiting_since(*lane).is_some_and(|since| since + MOST_WAIT <= now);
+    let late: Vec<_> = (0..state.lanes.len()).filter(waits).collect();
     let until = sleep_time(&mut state, now, *next_tick);
     drop(state);
     news.deliver();
     driver.depart();
-    if late {
-        driver.depart_late(handle);
+    for lane in late {
+        driver.depart_late(handle, lane);
     }
     if !batches.is_empty() {
         // All of them from the start, for the task may end with its runtime at any time.
@@ -80,7 +80,7 @@ fn keep_time(
 
 fn sleep_time(state: &mut State, now: Instant, next_tick: Instant) -> Option<Instant> {
     state.dozing = state.table.is_empty();
-    let queue = state.table.waiting_since().filter(|_| state.can_send());
+    let queue = (0..state.lanes.len()).filter_map(|lane| state.waiting_since(lane)).min();
     state.watching_queue = queue.is_some();
     let mut until = (!state.dozing).then_some(next_tick);
     for next in [queue.map(|since| (since + MOST_WAIT).max(now + MOST_WAIT / 4)), state.table.next_later()]
@@ -96,20 +96,22 @@ fn sleep_time(state: &mut State, now: Instant, next_tick: Instant) -> Option<Ins
 async fn renew(mut renewing: Renewing) {
     let driver = &renewing.driver;
     let Some(batch) = &renewing.batch else { return };
-    let Some((mut conn, stamp)) = driver.link_now() else { return };
+    let Some((mut conn, stamp)) = driver.link_now(&batch.key) else { return };
     let lease_ms = lease_ms(&batch.terms);
     let deadline = stamp.now + batch.terms.timeout.min(batch.terms.lease / 4);
     let doubt = Doubt { until: stamp.server_at(deadline), epoch: stamp.epoch };
     renewing.doubt = Some(doubt);
-    let write =
-        |cmd: &mut ::redis::Cmd| script::write_renewal(cmd, &batch.key, doubt.until, lease_ms, &batch.slots);
-    let run = conn.run(&script::RENEW, write);
-    let result = timeout_at(deadline, run).await.unwrap_or_else(|_| Err(timed_out()));
-    match result.and_then(|reply| script::read_renewal(reply, batch.slots.len())) {
+    let write = |cmd: &mut ::redis::Cmd, alone| {
+        script::write_renewal(cmd, &batch.key, alone, doubt.until, lease_ms, &batch.slots);
+    };
+    let Ran { reply, strayed } = driver.run(&mut conn, &batch.key, deadline, &script::RENEW, write).await;
+    match reply.and_then(|reply| script::read_renewal(reply, batch.slots.len())) {
         Ok(reply) => {
             let mut news = News::default();
             let mut state = driver.lock();
-            state.server_heard(reply.now, Instant::now());
+            if !strayed {
+                state.server_heard(stamp.epoch, reply.now, Instant::now());
+            }
             state.table.renewed(batch, &reply, doubt, &mut news);
             drop(state);
             news.deliver();
@@ -122,7 +124,9 @@ async fn renew(mut renewing: Renewing) {
             if !failed.unknown {
                 renewing.doubt = None;
             }
-            driver.failed(&mut driver.lock(), &failed.error, stamp.epoch);
+            if !strayed {
+                driver.failed(&mut driver.lock(), &failed.error, stamp.epoch);
+            }
         }
     }
 }
@@ -152,6 +156,7 @@ impl Drop for Renewing {
 pub(super) fn spawn_recovery(
     handle: &Handle,
     driver: Weak<Driver>,
+    lane: usize,
     endpoint: Endpoint,
     wait: Option<Duration>,
 ) {
@@ -161,11 +166,16 @@ pub(super) fn spawn_recovery(
             if let Some(wait) = wait {
                 sleep(wait).await;
             }
-            let connected = endpoint.connect().await;
+            let found = endpoint.find().await;
             let Some(driver) = driver.upgrade() else { return };
-            match connected {
-                Ok((conn, server)) => return driver.connected(conn, server),
-                Err(error) => wait = Some(driver.not_connected(&error, tries)),
+            wait = match found {
+                Ok(Found::Server(conn, server)) => return driver.connected(lane, conn, server),
+                #[cfg(feature = "redis-cluster")]
+                Ok(Found::Shares(shares)) => driver.mapped(&shares),
+                Err(error) => driver.not_connected(lane, &error, tries),
+            };
+            if wait.is_none() {
+                return;
             }
         }
     });

@@ -1,0 +1,7 @@
+-- Leaves a drain marker where the key of the slots is drained by itself afterwards.
+--
+-- KEYS   the drain marker
+-- ARGV   how long to keep it, in ms
+-- Reply  server ms, 0
+redis.call('SET', KEYS[1], string.format('%.0f', now), 'PX', ARGV[1])
+return { now, 0 }
