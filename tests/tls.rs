@@ -7,6 +7,8 @@ mod support;
 
 use std::time::Duration;
 
+#[cfg(feature = "redis-sentinel")]
+use support::sentinel::{MASTER, Sentinel};
 use support::tls::{Authority, TlsServer};
 use support::{Child, RedisServer, child, eventually};
 use tokio::io::AsyncWriteExt;
@@ -171,4 +173,29 @@ async fn a_login_that_changes_while_connected_counts_at_the_next_connect() {
     // A user that is deleted takes its connections along.
     server.command(&["ACL", "DELUSER", "slots"]).await;
     eventually("the login is named", SOON, named).await;
+}
+
+#[cfg(feature = "redis-cluster")]
+#[tokio::test]
+async fn the_nodes_of_a_cluster_are_reached_over_tls() {
+    let authority = Authority::new();
+    let server = TlsServer::with(&authority, "no", &["--cluster-enabled", "yes", "--tls-cluster", "yes"]);
+    server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]).await;
+    let up = async || server.read::<String>(&["CLUSTER", "INFO"]).await.contains("cluster_state:ok");
+    eventually("the cluster is up", SOON, up).await;
+    let address = TlsAddress::new(server.url()).unwrap().authority(authority.pem());
+    works(&limiter(RedisStore::cluster([address])), &server).await;
+    fails(RedisStore::cluster([server.url()]), StoreErrorKind::Io, "TlsAddress::authority").await;
+}
+
+#[cfg(feature = "redis-sentinel")]
+#[tokio::test]
+async fn a_master_that_sentinels_name_is_reached_over_tls() {
+    let authority = Authority::new();
+    let server = TlsServer::start(&authority, "no");
+    let sentinel = Sentinel::start(&[]);
+    let port = server.tls_port().to_string();
+    let _: () = sentinel.read(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", &port, "1"]).await;
+    let master = || TlsAddress::new("rediss://mymaster").unwrap().authority(authority.pem());
+    works(&limiter(RedisStore::sentinel([sentinel.url()], master())), &server).await;
 }

@@ -58,6 +58,11 @@ impl TlsServer {
     /// A server with a certificate for 127.0.0.1 that `authority` signed, who also has to have
     /// signed those of clients; `auth_clients` is `yes` where clients must have one, else `no`.
     pub fn start(authority: &Authority, auth_clients: &str) -> Self {
+        Self::with(authority, auth_clients, &[])
+    }
+
+    /// The same, with further arguments.
+    pub fn with(authority: &Authority, auth_clients: &str, args: &[&str]) -> Self {
         let folder = std::env::temp_dir().join(format!("slots-tls-{:016x}", super::random()));
         fs::create_dir_all(&folder).expect("a folder for the certificates can be made");
         let identity = authority.sign(&Ipv4Addr::LOCALHOST.to_string());
@@ -68,7 +73,7 @@ impl TlsServer {
             put("key.pem", &identity.key),
         ];
         let port = super::free_port();
-        let server = RedisServer::with(&[
+        let tls = [
             "--tls-port",
             &port.to_string(),
             "--tls-ca-cert-file",
@@ -79,8 +84,14 @@ impl TlsServer {
             &key,
             "--tls-auth-clients",
             auth_clients,
-        ]);
+        ];
+        let server = RedisServer::with(&[&tls, args].concat());
         Self { server, port, folder }
+    }
+
+    /// The port that speaks TLS.
+    pub fn tls_port(&self) -> u16 {
+        self.port
     }
 
     /// `rediss://127.0.0.1:PORT/`
