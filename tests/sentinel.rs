@@ -130,6 +130,17 @@ async fn a_sentinel_that_is_down_silent_or_behind_is_passed_over() {
     drop(slots);
 }
 
+#[test]
+fn a_store_moves_to_the_next_runtime() {
+    let server = RedisServer::start();
+    let sentinel = Sentinel::start(&[(MASTER, &server)]);
+    let limiter = limiter(&[sentinel.url()], "redis://mymaster");
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let _slots = runtime().block_on(hold(&limiter, 2));
+    let next = runtime().block_on(limiter.try_acquire("acme")).unwrap();
+    assert_eq!((next.origin(), next.active()), (Origin::Store, 3));
+}
+
 #[tokio::test]
 async fn sentinels_that_cannot_help_are_an_outage_that_says_why() {
     let nobody = format!("redis://127.0.0.1:{}/", free_port());

@@ -75,16 +75,23 @@ impl Sentinels {
     }
 
     async fn ask(&self, sentinel: &Client) -> Result<Address, StoreError> {
-        let conn = self.conn.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut conn = match conn {
-            Some(conn) => conn,
-            None => dial(sentinel).await?,
-        };
+        let kept = self.conn.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // It may have ended since, with the sentinel or with the runtime that it was made on.
+        if let Some(conn) = kept
+            && let Ok(address) = self.ask_over(conn).await
+        {
+            return Ok(address);
+        }
+        self.ask_over(dial(sentinel).await?).await
+    }
+
+    async fn ask_over(&self, mut conn: MultiplexedConnection) -> Result<Address, StoreError> {
         let mut ask = ::redis::cmd("SENTINEL");
         ask.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.name);
         let reply = request(&mut conn, &ask).await.map_err(|error| from_redis(&error))?;
+        let address = ::redis::from_redis_value::<Option<Address>>(reply).ok().flatten();
         *self.conn.lock().unwrap_or_else(PoisonError::into_inner) = Some(conn);
-        ::redis::from_redis_value::<Option<Address>>(reply).ok().flatten().ok_or_else(unknown_master)
+        address.ok_or_else(unknown_master)
     }
 }
 
