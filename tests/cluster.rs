@@ -235,6 +235,30 @@ async fn no_request_fails_when_a_node_forgets_its_scripts() {
     empty(&cluster).await;
 }
 
+#[test]
+fn a_store_moves_to_the_next_runtime_with_the_slots_it_holds() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let cluster = runtime().block_on(Cluster::start(2));
+    let limiter = on(&cluster);
+    let ids = [cluster.ids_on(0, 1).remove(0), cluster.ids_on(1, 1).remove(0)];
+    let mut held = Vec::new();
+    for n in 1..=3 {
+        runtime().block_on(async {
+            for id in &ids {
+                let slot = limiter.try_acquire(id).await.unwrap();
+                assert_eq!((slot.origin(), slot.active()), (Origin::Store, n));
+                held.push(slot);
+            }
+            tokio::time::sleep(500 * MS).await;
+        });
+    }
+    drop(held);
+    runtime().block_on(async {
+        assert!(limiter.active(&ids[0]).await.is_ok());
+        empty(&cluster).await;
+    });
+}
+
 // ---- nodes that are down
 
 /// While a node is down its ids have an outage, and those of the other nodes have none.
