@@ -1,5 +1,7 @@
 //! What the tests of all rows share: limiters, callers that come and go, and the judgement.
 
+use std::collections::BTreeSet;
+use std::fmt;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -44,7 +46,7 @@ pub(crate) async fn hold(limiter: &Limiter, history: &History, n: usize) -> Vec<
 }
 
 /// What became of the calls of some callers.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Tally {
     pub(crate) served: u32,
     pub(crate) refused: u32,
@@ -56,7 +58,23 @@ pub(crate) struct Tally {
     pub(crate) errors: Vec<StoreError>,
 }
 
+impl fmt::Debug for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { served, refused, failed, open, local, slowest, .. } = self;
+        write!(
+            f,
+            "{served} served, {refused} refused, {failed} failed, {open} let pass, {local} by share, "
+        )?;
+        write!(f, "slowest {slowest:?}, errors {:?}", self.texts())
+    }
+}
+
 impl Tally {
+    /// Each different error once.
+    pub(crate) fn texts(&self) -> BTreeSet<String> {
+        self.errors.iter().map(ToString::to_string).collect()
+    }
+
     fn add(mut self, other: Self) -> Self {
         self.served += other.served;
         self.refused += other.refused;

@@ -48,6 +48,7 @@ struct Faults {
 struct Shared {
     upstream: Mutex<SocketAddr>,
     faults: watch::Sender<Faults>,
+    refuse_next: AtomicU64,
     drop_replies: AtomicU64,
     lose_replies: AtomicU64,
     rewrite: Mutex<Option<Arc<Rewrite>>>,
@@ -73,6 +74,7 @@ impl Proxy {
         let shared = Arc::new(Shared {
             upstream: Mutex::new(upstream),
             faults: watch::Sender::default(),
+            refuse_next: AtomicU64::default(),
             drop_replies: AtomicU64::default(),
             lose_replies: AtomicU64::default(),
             rewrite: Mutex::default(),
@@ -125,6 +127,11 @@ impl Proxy {
     /// Closes new connections at once; those that exist stay.
     pub fn refuse(&self, on: bool) {
         self.shared.faults.send_modify(|faults| faults.refuse = on);
+    }
+
+    /// Closes the next `n` new connections at once.
+    pub fn refuse_next(&self, n: u64) {
+        self.shared.refuse_next.store(n, Ordering::SeqCst);
     }
 
     /// Forwards nothing in either direction, the end of a connection included, but keeps the
@@ -224,7 +231,7 @@ async fn serve(
             accepted = listener.accept() => {
                 let (client, _) = accepted.expect("the proxy can accept");
                 let number = shared.connections.fetch_add(1, Ordering::SeqCst);
-                if !shared.faults.borrow().refuse {
+                if !shared.faults.borrow().refuse && !take_one(&shared.refuse_next) {
                     connections.spawn(connection(client, number, shared.clone()));
                 }
             }

@@ -93,8 +93,14 @@ impl Breaker {
         }
     }
 
+    /// There was no connection to be had. One that breaks at once may be the only one that does, and
+    /// callers have time for the next try; whatever else went wrong does so again, or took that time.
+    pub(super) fn not_connected(&mut self, error: &StoreError) -> Option<Change> {
+        if error.kind() == StoreErrorKind::Io { self.failed(error) } else { self.open(error) }
+    }
+
     /// There is no use in calling at all.
-    pub(super) fn open(&mut self, error: &StoreError) -> Option<Change> {
+    fn open(&mut self, error: &StoreError) -> Option<Change> {
         let was = std::mem::replace(&mut self.mode, Mode::Open(error.clone()));
         if !matches!(was, Mode::Open(_)) {
             self.openings = self.openings.saturating_add(1);
@@ -139,6 +145,17 @@ mod tests {
         assert!(admits(&mut breaker, now));
         assert!(matches!(breaker.failed(&error()), Some(Change::Opened(_))));
         assert!(!admits(&mut breaker, now) && !breaker.lets_send());
+    }
+
+    #[test]
+    fn a_connection_that_broke_at_once_is_one_failure_of_three() {
+        let (mut breaker, now) = (Breaker::default(), Instant::now());
+        assert!(breaker.failed(&error()).is_none() && breaker.not_connected(&error()).is_none());
+        assert!(admits(&mut breaker, now));
+        assert!(matches!(breaker.not_connected(&error()), Some(Change::Opened(_))));
+        let mut breaker = Breaker::default();
+        let late = StoreError::new(StoreErrorKind::Timeout, "no answer");
+        assert!(matches!(breaker.not_connected(&late), Some(Change::Opened(_))));
     }
 
     #[test]

@@ -599,7 +599,7 @@ impl Driver {
         }
         let lost = &mut state.lanes[lane];
         lost.link = None;
-        let change = lost.breaker.open(error);
+        let change = lost.breaker.not_connected(error);
         let wait = lost.breaker.wait(tries);
         state.show(lane, change.as_ref());
         self.settle(state, News::default());
