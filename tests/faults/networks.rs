@@ -193,6 +193,33 @@ async fn fault_19_a_half_open_connection_is_replaced_within_a_few_time_outs() {
     healed(&server, &limiter, 10, lease).await;
 }
 
+/// Nobody waits for as long as a time-out, so no call ever fails by itself.
+#[tokio::test]
+async fn fault_19_a_connection_is_replaced_though_all_callers_give_up_early() {
+    let (server, lease, history) = (RedisServer::start(), 2 * SECOND, History::new());
+    let proxy = Proxy::start(server.addr());
+    let limiter = on(&proxy.url()).limit(10).lease(lease).build().unwrap();
+    recovered(&limiter, SOON).await;
+    lives(&server, 0, SOON).await;
+    proxy.freeze();
+    let start = Instant::now();
+    let served = loop {
+        match timeout(20 * MS, limiter.try_acquire(ID)).await {
+            Ok(Ok(slot)) => break slot,
+            Ok(Err(_)) => sleep(10 * MS).await,
+            Err(_) => {}
+        }
+        assert!(start.elapsed() < SOON, "nobody noticed");
+    };
+    judge_time(19, "another connection serves after", start.elapsed(), 4 * TIMEOUT + 3 * SLACK);
+    assert_eq!(served.origin(), Origin::Store);
+    assert!(proxy.connections() > 1);
+    drop(served);
+    judge(19, &history, &never_above(10));
+    proxy.thaw();
+    healed(&server, &limiter, 10, lease).await;
+}
+
 // ---- 20: a slow network
 
 /// Calls over a slow link, none of which may be refused below the limit.
