@@ -1,6 +1,7 @@
 //! A wall clock that can be set for one process: libfaketime, whose wrapper `faketime` must be there.
 
 use std::fs;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -49,22 +50,28 @@ impl ClockedServer {
     /// Starts one with the right time.
     pub fn start() -> Self {
         let name = format!("slots-clock-{}-{:08x}", std::process::id(), super::random() as u32);
-        let offset = std::env::temp_dir().join(name);
-        fs::write(&offset, "+0s").expect("the clock's file can be written");
-        let file = offset.to_str().expect("a path of text").to_owned();
+        let path = std::env::temp_dir().join(name);
+        fs::write(&path, offset(0)).expect("the clock's file can be written");
+        let file = path.to_str().expect("a path of text").to_owned();
         let more = [("FAKETIME_TIMESTAMP_FILE", file), ("FAKETIME_NO_CACHE", "1".to_owned())];
         let env = [environment(), more.into()].concat();
         let env: Vec<_> = env.iter().map(|(name, value)| (*name, &**value)).collect();
-        Self { server: RedisServer::with_env(&[], &env), offset }
+        Self { server: RedisServer::with_env(&[], &env), offset: path }
     }
 
     /// Sets the clock so many ms ahead of the right time, or behind it.
     pub fn set_ahead(&self, ms: i64) {
-        // Whole or not at all, for the server reads it at any time.
-        let new = self.offset.with_extension("new");
-        fs::write(&new, format!("{:+.3}s", ms as f64 / 1000.0)).expect("the clock's file can be written");
-        fs::rename(&new, &self.offset).expect("the clock's file can be replaced");
+        fs::OpenOptions::new()
+            .write(true)
+            .open(&self.offset)
+            .and_then(|mut file| file.write_all(offset(ms).as_bytes()))
+            .expect("the clock's file can be written");
     }
+}
+
+/// What libfaketime reads, at any time: always as long, so that a write over it is whole at once.
+fn offset(ms: i64) -> String {
+    format!("{:+018.3}s", ms as f64 / 1000.0)
 }
 
 impl Drop for ClockedServer {
