@@ -100,7 +100,7 @@ impl Breaker {
     }
 
     /// There is no use in calling at all.
-    fn open(&mut self, error: &StoreError) -> Option<Change> {
+    pub(super) fn open(&mut self, error: &StoreError) -> Option<Change> {
         let was = std::mem::replace(&mut self.mode, Mode::Open(error.clone()));
         if !matches!(was, Mode::Open(_)) {
             self.openings = self.openings.saturating_add(1);
