@@ -377,11 +377,11 @@ impl Core {
             }
             // The store sees to what it may have taken: the guard keeps its claim on the release
             // until here, and a store that failed has begun to undo it.
-            Err(error) => self.in_outage(held, most, error),
+            Err(error) => self.in_outage(&held, most, error),
         }
     }
 
-    fn in_outage(&self, held: Arc<Held>, most: u32, error: StoreError) -> Result<Slot, AcquireError> {
+    fn in_outage(&self, held: &Arc<Held>, most: u32, error: StoreError) -> Result<Slot, AcquireError> {
         held.set_taken(Taken::Nowhere);
         // Under an id of its own: the store may yet have to undo what became of the claim.
         let held = held.anew();
