@@ -399,12 +399,15 @@ async fn replies_of_unknown_shape_are_an_outage_and_no_panic() {
         "$3\r\nabc\r\n",
         "*1\r\n:5\r\n",
         "*2\r\n:5\r\n:7\r\n",
-        "*2\r\n:5\r\n*0\r\n",
-        "*2\r\n:5\r\n*1\r\n:0\r\n",
-        "*2\r\n:5\r\n*2\r\n:0\r\n*0\r\n",
-        "*2\r\n:-5\r\n*2\r\n:0\r\n:1\r\n",
-        "*2\r\n$1\r\n5\r\n*2\r\n:0\r\n:1\r\n",
-        "*3\r\n:5\r\n*2\r\n:0\r\n:1\r\n*2\r\n:0\r\n:1\r\n",
+        "*2\r\n:5\r\n$-1\r\n",
+        "*3\r\n:5\r\n$-1\r\n*0\r\n",
+        "*3\r\n:-5\r\n$-1\r\n:1\r\n",
+        "*3\r\n$1\r\n5\r\n$-1\r\n:1\r\n",
+        "*4\r\n:5\r\n$-1\r\n:1\r\n:1\r\n",
+        "*3\r\n:5\r\n*1\r\n:1\r\n:1\r\n",
+        "*3\r\n:5\r\n*2\r\n:0\r\n:1\r\n:1\r\n",
+        "*3\r\n:5\r\n*2\r\n:2\r\n:1\r\n:1\r\n",
+        "*3\r\n:5\r\n*2\r\n:1\r\n*0\r\n:1\r\n",
     ];
     join_all(replies.map(|reply| on_a_thread(reply, true, StoreErrorKind::Other))).await;
 }
@@ -419,6 +422,23 @@ async fn a_greeting_of_unknown_shape_or_an_old_version_is_an_outage() {
         "*2\r\n:1700000000000\r\n$1\r\nx\r\n",
     ];
     join_all(replies.map(|reply| on_a_thread(reply, false, StoreErrorKind::Other))).await;
+}
+
+#[tokio::test]
+async fn a_server_that_is_too_old_is_named() {
+    let server = RedisServer::start();
+    for reply in [
+        "*2\r\n:1700000000000\r\n$6\r\n6.2.14\r\n",
+        "-ERR Error compiling script (new function): user_script:1: unexpected symbol near '#'\r\n",
+    ] {
+        let proxy = Proxy::start(server.addr());
+        proxy.rewrite_replies(Some(Box::new(move |frame| match frame.first() {
+            Some(b'+' | b'%') => frame,
+            _ => reply.as_bytes().to_vec(),
+        })));
+        let error = error_of(refusing(&proxy.url()).try_acquire("acme").await);
+        assert!(error.to_string().contains("older than redis 7.0"), "{error}");
+    }
 }
 
 /// The log is one of this thread, so each case has its own.
@@ -453,7 +473,7 @@ async fn a_clock_beyond_reason_does_no_harm() {
     let limiter = refusing(&proxy.url());
     recovered(&limiter, SOON).await;
     for clock in ["0", "9223372036854775807"] {
-        let reply = format!("*2\r\n:{clock}\r\n*2\r\n:0\r\n:1\r\n");
+        let reply = format!("*3\r\n:{clock}\r\n$-1\r\n:1\r\n");
         proxy.rewrite_replies(Some(Box::new(move |_| reply.clone().into_bytes())));
         let slots: Vec<_> = (0..3).map(|_| limiter.try_acquire("acme")).collect();
         drop(join_all(slots).await);

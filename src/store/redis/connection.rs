@@ -131,9 +131,14 @@ pub(super) async fn dial(client: &Client) -> Result<MultiplexedConnection, Store
 /// The server's clock, if it may be used.
 async fn greet(conn: &mut Conn) -> Result<u64, StoreError> {
     let reply = conn.run(&script::HELLO, |cmd| _ = cmd.arg(0)).await;
-    let (now, version) = script::read_hello(reply.map_err(|error| from_redis(&error))?)?;
+    let (now, version) = script::read_hello(reply.map_err(|error| not_greeted(&error))?)?;
     check_version(&version)?;
     Ok(now)
+}
+
+/// Servers before 7.0 take the first line of the script, its flags, for code.
+fn not_greeted(error: &RedisError) -> StoreError {
+    if error.to_string().contains("compiling script") { too_old() } else { from_redis(error) }
 }
 
 fn unreachable_in_time() -> StoreError {
@@ -148,8 +153,12 @@ fn check_version(version: &str) -> Result<(), StoreError> {
     if major.is_some_and(|major| major >= 7) {
         return Ok(());
     }
+    Err(too_old())
+}
+
+fn too_old() -> StoreError {
     let message = "the server is older than redis 7.0: upgrade it to redis 7.0 or valkey 7.2, or later";
-    Err(StoreError::new(StoreErrorKind::Other, message))
+    StoreError::new(StoreErrorKind::Other, message)
 }
 
 /// Says once, by name, what is wrong with the server's settings, where it lets us look.
