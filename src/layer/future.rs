@@ -132,7 +132,8 @@ impl<S: Service<Request<B>>, B> Call<S, B> {
     fn run(self, slot: Option<Slot>) -> Step<S, B> {
         let Self { mut parts, body, mut inner } = self;
         if let Some(slot) = &slot {
-            parts.extensions.insert(slot.handle());
+            let outer = parts.extensions.remove();
+            parts.extensions.insert(slot.handle().within(outer));
         }
         let method = parts.method.clone();
         let future = inner.call(Request::from_parts(parts, body));

@@ -78,6 +78,7 @@ impl Slot {
             origin: self.origin,
             active: self.active,
             limit: self.limit,
+            outer: None,
         }
     }
 
@@ -149,20 +150,30 @@ impl fmt::Debug for Slot {
 ///
 /// The layer puts one into each request's extensions. A handler that upgrades the connection, or
 /// spawns work that outlives the response, calls [`hold`](Self::hold) and moves what it gets there.
+///
+/// Of a request that has passed several layers, it is about the innermost one's slot, and holds and
+/// loses all of them together.
 #[derive(Clone)]
 pub struct SlotHandle {
     held: Weak<Held>,
     origin: Origin,
     active: u32,
     limit: Limit,
+    outer: Option<Arc<Self>>,
 }
 
 impl SlotHandle {
+    /// The handle for a request that has the slot of a layer further out as well.
+    pub(crate) fn within(self, outer: Option<Self>) -> Self {
+        Self { outer: outer.map(Arc::new), ..self }
+    }
+
     /// Keeps the slot until the returned guard is dropped, wherever it is moved; `None` if it was
     /// given back already.
     #[must_use]
     pub fn hold(&self) -> Option<HeldSlot> {
-        self.held.upgrade().map(|held| HeldSlot { held })
+        let outer = self.outer.as_ref().and_then(|outer| outer.hold()).map(Box::new);
+        self.held.upgrade().map(|held| HeldSlot { held, outer })
     }
 
     /// Where the slot comes from.
@@ -189,7 +200,10 @@ impl SlotHandle {
     ///
     /// Safe: nothing is lost with the future.
     pub async fn lost(&self) {
-        lost(&self.held).await;
+        match &self.outer {
+            None => lost(&self.held).await,
+            Some(outer) => tokio::select! { () = lost(&self.held) => {}, () = Box::pin(outer.lost()) => {} },
+        }
     }
 }
 
@@ -207,6 +221,7 @@ impl fmt::Debug for SlotHandle {
 #[must_use = "the slot is kept only until this is dropped"]
 pub struct HeldSlot {
     held: Arc<Held>,
+    outer: Option<Box<Self>>,
 }
 
 impl HeldSlot {
@@ -222,7 +237,11 @@ impl HeldSlot {
     ///
     /// Safe: nothing is lost with the future.
     pub async fn lost(&self) {
-        lost(&Arc::downgrade(&self.held)).await;
+        let held = Arc::downgrade(&self.held);
+        match &self.outer {
+            None => lost(&held).await,
+            Some(outer) => tokio::select! { () = lost(&held) => {}, () = Box::pin(outer.lost()) => {} },
+        }
     }
 }
 

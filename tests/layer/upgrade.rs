@@ -2,8 +2,9 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::ws::WebSocketUpgrade;
@@ -17,11 +18,12 @@ use hyper::ext::Protocol;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::protocol::{Message, Role};
 use tokio_tungstenite::{WebSocketStream, client_async, tungstenite};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_slots::{ConcurrencyLimitLayer, SlotHandle};
+use tower_slots::{ConcurrencyLimitLayer, HeldSlot, Limit, SlotHandle};
 
 use crate::support::{active, endless_body, request, until};
 
@@ -221,4 +223,33 @@ async fn only_a_successful_connect_is_an_upgrade() {
     fails.store(true, Ordering::Relaxed);
     let _failed = connect().await;
     assert_eq!(active(layer.limiter(), "acme").await, 1);
+}
+
+#[tokio::test]
+async fn one_hold_keeps_the_slots_of_all_layers_and_hears_of_all_losses() {
+    let [outer, inner] = [1, 2].map(ConcurrencyLimitLayer::in_memory);
+    let kept: Arc<Mutex<Option<HeldSlot>>> = Arc::default();
+    let service = outer.layer(inner.layer(service_fn({
+        let kept = Arc::clone(&kept);
+        move |request: Request<Body>| {
+            let slot = request.extensions().get::<SlotHandle>().expect("a handle").clone();
+            assert_eq!(slot.limit(), Limit::Max(2), "of the innermost");
+            *kept.lock().expect("no panic") = slot.hold();
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+            async { Ok::<_, Infallible>(response) }
+        }
+    })));
+    let held = async || [active(outer.limiter(), "acme").await, active(inner.limiter(), "acme").await];
+    for _ in 0..2 {
+        drop(service.clone().oneshot(request("acme")).await);
+        assert_eq!(held().await, [1, 1]);
+        let slot = kept.lock().expect("no panic").take().expect("a slot");
+        drop(slot);
+        assert_eq!(held().await, [0, 0]);
+    }
+    drop(service.oneshot(request("acme")).await);
+    let slot = kept.lock().expect("no panic").take().expect("a slot");
+    assert_eq!(outer.limiter().drain("acme").await.expect("an answer"), 1);
+    timeout(Duration::from_secs(10), slot.lost()).await.expect("the holder is told");
 }
