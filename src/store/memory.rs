@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tokio::time::Instant;
 
-use super::{Claim, Grant, Holder, Key, Lost, Reply, SlotId, SlotStore, StoreError, Terms};
+use super::{Claim, Grant, Holder, Key, Lost, Reply, SlotId, SlotMap, SlotStore, StoreError, Terms};
 
 /// Slots in the memory of this process.
 ///
@@ -40,7 +40,7 @@ const ROOM: usize = 256;
 #[derive(Default)]
 struct Shard {
     usage: HashMap<Key, Usage>,
-    slots: HashMap<SlotId, Taken>,
+    slots: SlotMap<Taken>,
 }
 
 #[derive(Default)]
@@ -145,7 +145,7 @@ impl Shard {
 }
 
 /// Halves a map's room, and again, once it is hardly used: a cost that its growth has paid for.
-fn give_back_room<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
+fn give_back_room<K: Eq + Hash, V, S: BuildHasher>(map: &mut HashMap<K, V, S>) {
     let room = map.capacity();
     if room > ROOM && map.len() < room / 8 {
         map.shrink_to((room / 4).max(ROOM / 2));

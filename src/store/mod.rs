@@ -20,6 +20,7 @@ pub use self::error::{StoreError, StoreErrorKind};
 pub use self::memory::MemoryStore;
 pub use self::reply::Reply;
 pub use self::slot_id::SlotId;
+pub(crate) use self::slot_id::SlotMap;
 use crate::metrics::Meters;
 
 /// The most slots that one request may take: its weight's upper bound.

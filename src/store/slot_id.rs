@@ -1,5 +1,6 @@
+use std::collections::HashMap;
 use std::fmt;
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
 use std::str::FromStr;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,6 +43,29 @@ impl SlotId {
     /// The names of the `weight` members that a claim with this id owns.
     pub fn members(self, weight: u32) -> impl Iterator<Item = Self> {
         (0..u128::from(weight)).map(move |n| Self(self.0.wrapping_add(n)))
+    }
+}
+
+/// A map by slot id.
+pub(crate) type SlotMap<V> = HashMap<SlotId, V, BuildHasherDefault<SlotIdHasher>>;
+
+/// Nobody outside chooses the ids in a [`SlotMap`], so that it is enough to spread their bits.
+#[derive(Debug, Default)]
+pub(crate) struct SlotIdHasher(u64);
+
+impl Hasher for SlotIdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write_u128(&mut self, id: u128) {
+        let spread = ((id >> 64) as u64 ^ id as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        // The low bits of a product depend on those of the id alone, which often are zero.
+        self.0 = spread ^ spread >> 32;
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("a slot id is one number");
     }
 }
 

@@ -75,10 +75,15 @@ impl Driver {
             return Reply::ready(Err(counted(&terms, Operation::Acquire, error)));
         }
         state.table.enqueue(claim, reply, now);
+        // Else whoever lands next takes it along.
+        let flies = state.lanes[lane].flights < FLIGHTS;
+        if !flies {
+            self.watch_queue(&mut state);
+        }
         drop(state);
         let driver = Arc::clone(self);
         Reply::later(async move {
-            if driver.fly_next(lane, FLIGHTS, Some(deadline)).await {
+            if flies && driver.fly_next(lane, FLIGHTS, Some(deadline)).await {
                 driver.depart();
             }
             let answer = match timeout_at(deadline, answer).await {
@@ -105,9 +110,12 @@ impl Driver {
 
     pub(super) fn release(self: &Arc<Self>, slot: SlotId) {
         let mut news = News::default();
-        self.lock().table.release(slot, None, &mut news);
+        let mut state = self.lock();
+        state.table.release(slot, None, &mut news);
+        let pilots = self.summon(&mut state);
+        drop(state);
         news.deliver();
-        self.depart();
+        self.call_pilots(pilots);
     }
 
     /// Releases a slot, whoever acquired it: one that we do not hold is sent to the server too.
@@ -306,15 +314,21 @@ impl Driver {
     /// Calls pilots for what waits, if they may fly.
     pub(super) fn depart(self: &Arc<Self>) {
         let mut state = self.lock();
+        let pilots = self.summon(&mut state);
+        drop(state);
+        self.call_pilots(pilots);
+    }
+
+    /// Where pilots are to be called for what waits.
+    fn summon(self: &Arc<Self>, state: &mut State) -> Vec<(usize, Handle)> {
         for lane in 0..state.lanes.len() {
             if state.table.waiting_since(lane).is_some() {
-                self.want(&mut state, lane);
+                self.want(state, lane);
             }
         }
         let pilots = state.summon_all();
-        self.watch_queue(&mut state);
-        drop(state);
-        self.call_pilots(pilots);
+        self.watch_queue(state);
+        pilots
     }
 
     /// Has the upkeep task see to it that what waits does not wait for long: the flights that are out

@@ -13,7 +13,7 @@ use super::flight::{Acquire, Ask, Cargo, Confirm, Doubt, Flight, FlightReply, MO
 use super::routes::Routes;
 use super::script::{RenewReply, RenewVerdict, Renewal};
 use crate::metrics::{self, Released};
-use crate::store::{Claim, Grant, Holder, Key, Lost, SlotId, StoreError, StoreErrorKind, Terms};
+use crate::store::{Claim, Grant, Holder, Key, Lost, SlotId, SlotMap, StoreError, StoreErrorKind, Terms};
 
 /// How long a release waits that the server answered with an error.
 const RELEASE_RETRY: Duration = Duration::from_secs(1);
@@ -24,7 +24,7 @@ const CLAIM_TRIES: u32 = 2;
 pub(super) struct Table {
     /// Which queue is whose.
     pub(super) routes: Routes,
-    slots: HashMap<SlotId, Entry>,
+    slots: SlotMap<Entry>,
     /// One for each lane.
     queues: Vec<Queue>,
     /// Releases that are not to be sent before an instant.
@@ -181,7 +181,7 @@ impl Default for Table {
     fn default() -> Self {
         Self {
             routes: Routes::default(),
-            slots: HashMap::new(),
+            slots: SlotMap::default(),
             queues: vec![Queue::default()],
             later: Vec::new(),
             put_off: false,
