@@ -8,9 +8,9 @@ use tokio::time::{Instant, sleep};
 use tower_slots::Limiter;
 
 use crate::common::{
-    Bound, ID, MS, SECOND, SLACK, SOON, healed, hold, judge, judge_time, live, lives, never_above, steady,
+    Bound, ID, MS, SECOND, SLACK, SOON, healed, hold, judge, judge_time, live, lives, never_above, on, steady,
 };
-use crate::support::{History, RedisServer};
+use crate::support::{History, RedisServer, eventually};
 
 /// A runtime whose two workers can be blocked.
 fn runtime() -> Runtime {
@@ -78,6 +78,45 @@ async fn fault_05_workers_blocked_for_two_ticks_lose_nothing() {
     judge(5, &history, &never_above(3));
     healed(&server, &other, 3, lease).await;
     runtime.shutdown_background();
+}
+
+/// A runtime of one thread whose `block_on` has ended lives on, and runs nothing.
+#[test]
+fn fault_26_a_runtime_that_nobody_drives_any_more_is_left_for_the_next() {
+    let (server, lease, history) = (RedisServer::start(), 2 * SECOND, History::new());
+    let limiter = on(&server.url()).limit(5).lease(lease).build().unwrap();
+    let build = || Builder::new_current_thread().enable_all().build().unwrap();
+    let (first, next) = (build(), build());
+    let mut held = first.block_on(async {
+        let held = hold(&limiter, &history, 3).await;
+        // What is under way when the runtime stops.
+        for _ in 0..4 {
+            let limiter = limiter.clone();
+            tokio::spawn(async move { drop(limiter.try_acquire(ID).await) });
+        }
+        tokio::task::yield_now().await;
+        held
+    });
+    drop(held.pop());
+    next.block_on(async {
+        let start = Instant::now();
+        let served = async || limiter.try_acquire(ID).await.is_ok();
+        eventually("calls are served", SOON, served).await;
+        judge_time(26, "calls are served on the next runtime after", start.elapsed(), 2 * SECOND + SLACK);
+        lives(&server, 2, lease + SLACK).await;
+        sleep(lease).await;
+        assert_eq!(live(&server).await, 2, "held slots are renewed there");
+    });
+    // What the first runtime does once it is driven again is of no importance.
+    first.block_on(async { sleep(lease / 4).await });
+    next.block_on(async {
+        sleep(lease / 2).await;
+        lives(&server, 2, SOON).await;
+        drop(held);
+        lives(&server, 0, SOON).await;
+        judge(26, &history, &never_above(5));
+        healed(&server, &limiter, 5, lease).await;
+    });
 }
 
 #[test]

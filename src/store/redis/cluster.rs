@@ -210,7 +210,7 @@ impl State {
             }
             let lane = &mut self.lanes[n];
             let change = lane.breaker.succeeded();
-            if lane.flights == 0 && !lane.recovering && !lane.summoned {
+            if lane.out.is_empty() && !lane.recovering && !lane.summoned {
                 (lane.node, lane.link) = (None, None);
             }
             self.show(n, change.as_ref());

@@ -20,10 +20,10 @@ use tokio::task::unconstrained;
 use tokio::time::{Instant, timeout_at};
 
 use super::connection::{Conn, Endpoint};
-use super::error::{from_redis, timed_out};
+use super::error::{connection_lost, from_redis, timed_out};
 use super::flight::{Confirm, Flight, FlightReply, lease_ms};
 use super::script::{self, Source};
-use super::state::{FLIGHTS, Home, Lane, Link, State};
+use super::state::{FLIGHTS, Home, Lane, Link, Out, State};
 use super::table::{Failed, News, Stamp};
 use super::upkeep;
 use crate::metrics::Operation;
@@ -278,11 +278,13 @@ impl Driver {
             state.terms.push(Arc::clone(terms));
             state.show(0, None);
         }
-        if !state.home.as_ref().is_some_and(Home::is_alive) {
+        let now = Instant::now();
+        if !state.is_driven(now) {
             self.move_in(state)?;
         }
         if state.dozing {
             state.dozing = false;
+            state.due = Some(now);
             self.wake.notify_one();
         }
         Ok(())
@@ -295,11 +297,13 @@ impl Driver {
         }
     }
 
-    /// Makes the current runtime the driver's. What ran on another one is gone with it.
+    /// Makes the current runtime the driver's. What ran on another one is gone with it, or stands still.
     fn move_in(self: &Arc<Self>, state: &mut State) -> Result<(), StoreError> {
         let handle = Handle::try_current().map_err(|_| no_runtime())?;
         state.homes += 1;
         let id = state.homes;
+        // For the upkeep task that was: it stands before the next one in the line.
+        self.wake.notify_one();
         let upkeep = upkeep::spawn(&handle, Arc::downgrade(self), Arc::clone(&self.wake), id);
         state.home = Some(Home { id, handle, upkeep });
         for lane in &mut state.lanes {
@@ -308,7 +312,19 @@ impl Driver {
             lane.summoned = false;
         }
         state.dozing = false;
+        state.due = Some(Instant::now());
         Ok(())
+    }
+
+    /// Gives up what an earlier runtime than this home had under way.
+    pub(super) fn strand(&self, home: u64) {
+        let mut news = News::default();
+        let mut state = self.lock();
+        if state.is_home(home) {
+            state.strand(Instant::now(), &mut news);
+        }
+        drop(state);
+        news.deliver();
     }
 
     /// Calls pilots for what waits, if they may fly.
@@ -336,6 +352,7 @@ impl Driver {
     fn watch_queue(&self, state: &mut State) {
         let waits = (0..state.lanes.len()).any(|lane| state.waiting_since(lane).is_some());
         if waits && !std::mem::replace(&mut state.watching_queue, true) {
+            state.due = Some(state.due.map_or(Instant::now(), |due| due.min(Instant::now())));
             self.wake.notify_one();
         }
     }
@@ -370,7 +387,7 @@ impl Driver {
                 // slot that was given back first is back first.
                 let _gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
                 let Some((flight, home)) = self.take_flight(lane, most) else { return Poll::Ready(false) };
-                let outlasts = until.is_some_and(|until| flight.deadline > until);
+                let outlasts = until.is_some_and(|until| flight.peek(|f| f.deadline > until) == Some(true));
                 let flight = flying.insert(Box::pin(Airborne::new(self, flight).fly()));
                 let polled = flight.as_mut().poll(cx).map(|()| true);
                 if !outlasts || polled.is_ready() {
@@ -398,7 +415,7 @@ impl Driver {
         });
     }
 
-    fn take_flight(self: &Arc<Self>, lane: usize, most: usize) -> Option<(Flight, Handle)> {
+    fn take_flight(self: &Arc<Self>, lane: usize, most: usize) -> Option<(Out, Handle)> {
         let mut news = News::default();
         let mut state = self.lock();
         state.lanes[lane].summoned = false;
@@ -413,50 +430,60 @@ impl Driver {
     }
 
     /// Sends all calls of a flight; each has an outcome of its own.
-    async fn send(self: &Arc<Self>, flight: &Flight) -> Vec<Outcome> {
+    async fn send(self: &Arc<Self>, out: &Out) -> Vec<Outcome> {
+        let about = |flight: &Flight| (flight.lane, flight.epoch, flight.deadline, flight.calls.len());
+        let Some((lane, epoch, deadline, calls)) = out.peek(about) else { return Vec::new() };
         let link = {
             let state = self.lock();
             if let Some(terms) = state.terms.first() {
-                terms.meters.batch_size.record(flight.size() as f64);
+                terms.meters.batch_size.record(out.peek(Flight::size).unwrap_or_default() as f64);
             }
-            let link = state.lanes[flight.lane].link.as_ref();
-            link.filter(|link| link.epoch == flight.epoch).map(|link| link.conn.clone())
+            let link = state.lanes[lane].link.as_ref();
+            link.filter(|link| link.epoch == epoch).map(|link| link.conn.clone())
         };
         let all = |failed: Failed| {
             let outcome = || Outcome { result: Err(failed.clone()), strayed: false };
-            flight.calls.iter().map(|_| outcome()).collect()
+            (0..calls).map(|_| outcome()).collect()
         };
         let Some(mut conn) = link else {
             return all(Failed { error: connection_lost(), abandoned: false, unknown: false });
         };
+        // What was taken meanwhile is nobody's any more, and the server refuses a call without keys.
+        let write = |call, cmd: &mut Cmd| out.peek(|flight| flight.write(call, cmd)).unwrap_or_default();
         // Unconstrained, for its first poll must hand the calls to the connection.
-        let run = unconstrained(
-            conn.run_each(&script::FLIGHT, flight.calls.len(), |call, cmd| flight.write(call, cmd)),
-        );
-        match timeout_at(flight.deadline, run).await {
+        let run = unconstrained(conn.run_each(&script::FLIGHT, calls, write));
+        match timeout_at(deadline, run).await {
             Ok(Ok(replies)) => {
                 let replies = replies.into_iter().enumerate();
-                join_all(replies.map(|(call, reply)| self.read(flight, call, reply))).await
+                join_all(replies.map(|(call, reply)| self.read(out, call, reply))).await
             }
             Ok(Err(error)) => all(from_redis(&error).into()),
             Err(_) => all(timed_out().into()),
         }
     }
 
-    async fn read(self: &Arc<Self>, flight: &Flight, call: usize, reply: RedisResult<Value>) -> Outcome {
-        let (key, write) = (&flight.calls[call][0].key, |cmd: &mut Cmd, _| flight.write(call, cmd));
-        let Ran { reply, strayed } = self.arrive(reply, key, flight.deadline, &script::FLIGHT, write).await;
-        let result = reply.and_then(|reply| flight.read(call, reply)).map_err(Failed::from);
-        Outcome { result, strayed }
+    async fn read(self: &Arc<Self>, out: &Out, call: usize, reply: RedisResult<Value>) -> Outcome {
+        let about = |flight: &Flight| (flight.calls[call][0].key.clone(), flight.deadline);
+        let Some((key, deadline)) = out.peek(about) else {
+            return Outcome { result: Err(Failed::abandoned()), strayed: false };
+        };
+        let write = |cmd: &mut Cmd, _| out.peek(|flight| flight.write(call, cmd)).unwrap_or_default();
+        let Ran { reply, strayed } = self.arrive(reply, &key, deadline, &script::FLIGHT, write).await;
+        let read =
+            |reply| out.peek(|flight| flight.read(call, reply)).unwrap_or_else(|| Err(connection_lost()));
+        Outcome { result: reply.and_then(read).map_err(Failed::from), strayed }
     }
 
-    fn land(self: &Arc<Self>, flight: Flight, outcomes: Vec<Outcome>) {
+    /// A flight is back; its calls brought replies or did not.
+    fn land(self: &Arc<Self>, out: &Out, outcomes: Vec<Outcome>) {
+        let Some(flight) = out.take() else { return };
         let (mut news, now, epoch) = (News::default(), Instant::now(), flight.epoch);
         let (mut trouble, mut granted) = (None, false);
         let doubt = flight.doubt();
         let mut state = self.lock();
-        state.lanes[flight.lane].flights -= 1;
-        let ordered = state.lanes[flight.lane].endpoint.keeps_order().then_some(epoch);
+        let lane = &mut state.lanes[flight.lane];
+        lane.back(out);
+        let ordered = lane.endpoint.keeps_order().then_some(epoch);
         for (asks, Outcome { result, strayed }) in flight.calls.into_iter().zip(outcomes) {
             let claimed = asks.iter().any(|ask| !ask.claims.is_empty());
             let error = match result {
@@ -491,15 +518,12 @@ impl Driver {
     }
 
     /// A caller or a runtime went away in the middle of a flight: nobody's failure.
-    fn abandoned(self: &Arc<Self>, flight: Flight) {
+    fn abandoned(self: &Arc<Self>, out: &Out) {
+        let Some(flight) = out.take() else { return };
         let mut news = News::default();
         let mut state = self.lock();
-        state.lanes[flight.lane].flights -= 1;
-        let failed = Failed { error: connection_lost(), abandoned: true, unknown: true };
-        let doubt = flight.doubt();
-        for asks in flight.calls {
-            state.table.crashed(asks, &failed, doubt, Instant::now(), &mut news);
-        }
+        state.lanes[flight.lane].back(out);
+        state.table.abandoned(flight, Instant::now(), &mut news);
         self.settle(state, news);
         // Not from here: what is spawned on a runtime in shutdown comes back here at once.
         self.wake.notify_one();
@@ -567,7 +591,7 @@ impl Driver {
         let Some(home) = home.filter(|_| !lost.recovering) else { return };
         lost.recovering = true;
         let wait = wait.then(|| lost.breaker.wait(0));
-        upkeep::spawn_recovery(&home.handle, Arc::downgrade(self), lane, lost.endpoint.clone(), wait);
+        upkeep::spawn_recovery(home, Arc::downgrade(self), lane, lost.endpoint.clone(), wait);
     }
 
     /// The recovery task has a working connection.
@@ -679,28 +703,23 @@ struct Outcome {
 /// A flight that will land: with a reply, with an error, or because its future was dropped.
 struct Airborne {
     driver: Arc<Driver>,
-    flight: Option<Flight>,
+    flight: Out,
 }
 
 impl Airborne {
-    fn new(driver: &Arc<Driver>, flight: Flight) -> Self {
-        Self { driver: Arc::clone(driver), flight: Some(flight) }
+    fn new(driver: &Arc<Driver>, flight: Out) -> Self {
+        Self { driver: Arc::clone(driver), flight }
     }
 
-    async fn fly(mut self) {
-        let Some(flight) = &self.flight else { return };
-        let outcomes = self.driver.send(flight).await;
-        if let Some(flight) = self.flight.take() {
-            self.driver.land(flight, outcomes);
-        }
+    async fn fly(self) {
+        let outcomes = self.driver.send(&self.flight).await;
+        self.driver.land(&self.flight, outcomes);
     }
 }
 
 impl Drop for Airborne {
     fn drop(&mut self) {
-        if let Some(flight) = self.flight.take() {
-            self.driver.abandoned(flight);
-        }
+        self.driver.abandoned(&self.flight);
     }
 }
 
@@ -713,10 +732,6 @@ impl Drop for Driver {
 fn counted(terms: &Terms, operation: Operation, error: StoreError) -> StoreError {
     terms.meters.store_errors.get(operation).get(error.kind()).add(1);
     error
-}
-
-fn connection_lost() -> StoreError {
-    StoreError::new(StoreErrorKind::Io, "the connection was lost")
 }
 
 /// For a store that is asked to release before any limiter has used it.

@@ -85,6 +85,10 @@ pub(super) fn malformed() -> StoreError {
     )
 }
 
+pub(super) fn connection_lost() -> StoreError {
+    StoreError::new(StoreErrorKind::Io, "the connection was lost")
+}
+
 pub(super) fn timed_out() -> StoreError {
     StoreError::new(StoreErrorKind::Timeout, "no answer within the store's time-out")
 }

@@ -67,8 +67,8 @@ use crate::metrics::Operation;
 /// connection, which is replaced when it breaks, stalls or turns out to lead to a replica. Clones share it, and limiters
 /// of different names and prefixes may share a store.
 ///
-/// It runs on the tokio runtime of the call that came first, and moves to another's when that one is
-/// gone.
+/// It runs on the tokio runtime of the call that came first, and moves to another's with the next call
+/// there when that one is gone, or was not driven for half a second.
 ///
 /// ```
 /// # fn build() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,6 +1,6 @@
 //! What a driver knows and has under way, behind its one lock.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -16,6 +16,8 @@ use crate::trace::{Sparingly, event};
 
 /// So many flights are out at a time, unless the link is slow.
 pub(super) const FLIGHTS: usize = 2;
+/// So late the upkeep task is not on a busy machine.
+const STALLED: Duration = Duration::from_millis(500);
 
 /// What a driver knows and has under way.
 pub(super) struct State {
@@ -28,6 +30,8 @@ pub(super) struct State {
     pub(super) foreign_data_warnings: Sparingly,
     /// The upkeep task sleeps until it is woken.
     pub(super) dozing: bool,
+    /// By when the upkeep task should have run.
+    pub(super) due: Option<Instant>,
     /// The upkeep task knows that something waits.
     pub(super) watching_queue: bool,
     /// A third of the shortest lease seen is four ticks.
@@ -46,7 +50,7 @@ pub(super) struct Lane {
     pub(super) breaker: Breaker,
     pub(super) link: Option<Link>,
     clock: Clock,
-    pub(super) flights: usize,
+    pub(super) out: Vec<Out>,
     /// A pilot was called and has not taken off yet.
     pub(super) summoned: bool,
     /// A task looks for a working connection.
@@ -63,7 +67,7 @@ impl Lane {
             breaker: Breaker::default(),
             link: None,
             clock: Clock { server: 0, at: Instant::now() },
-            flights: 0,
+            out: Vec::new(),
             summoned: false,
             recovering: false,
             settings_checked: false,
@@ -79,11 +83,36 @@ impl Lane {
     pub(super) fn can_send(&self) -> bool {
         self.link.is_some() && self.breaker.lets_send()
     }
+
+    /// A flight is not out any more.
+    pub(super) fn back(&mut self, flight: &Out) {
+        self.out.retain(|out| !Arc::ptr_eq(&out.0, &flight.0));
+    }
 }
 
 pub(super) struct Link {
     pub(super) conn: Conn,
     pub(super) epoch: u64,
+}
+
+/// A flight that is out. Whoever takes it out of here decides what becomes of it: who brings it home,
+/// or who cannot wait for that.
+#[derive(Clone)]
+pub(super) struct Out(Arc<Mutex<Option<Flight>>>);
+
+impl Out {
+    fn new(flight: Flight) -> Self {
+        Self(Arc::new(Mutex::new(Some(flight))))
+    }
+
+    pub(super) fn take(&self) -> Option<Flight> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// What `look` sees, unless the flight was taken.
+    pub(super) fn peek<T>(&self, look: impl FnOnce(&Flight) -> T) -> Option<T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(look)
+    }
 }
 
 /// The runtime on which flights and upkeep run.
@@ -123,6 +152,7 @@ impl State {
             homes: 0,
             foreign_data_warnings: Sparingly::default(),
             dozing: false,
+            due: None,
             watching_queue: false,
             tick: Duration::from_secs(3600),
             terms: Vec::new(),
@@ -148,14 +178,32 @@ impl State {
         most: usize,
         now: Instant,
         news: &mut News,
-    ) -> Option<Flight> {
+    ) -> Option<Out> {
         let flies = &mut self.lanes[lane];
-        if flies.flights >= most || !flies.breaker.lets_send() {
+        if flies.out.len() >= most || !flies.breaker.lets_send() {
             return None;
         }
-        let flight = self.table.next_flight(lane, flies.stamp(now)?, news)?;
-        flies.flights += 1;
+        let flight = Out::new(self.table.next_flight(lane, flies.stamp(now)?, news)?);
+        flies.out.push(flight.clone());
         Some(flight)
+    }
+
+    /// Whether the upkeep task runs when it should. A runtime that nobody drives any more runs nothing,
+    /// and does not tell.
+    pub(super) fn is_driven(&self, now: Instant) -> bool {
+        let late = self.due.is_some_and(|due| due + STALLED <= now);
+        self.home.as_ref().is_some_and(Home::is_alive) && !late
+    }
+
+    /// Gives up what another runtime had under way, whether that still comes to something or not.
+    pub(super) fn strand(&mut self, now: Instant, news: &mut News) {
+        let out = self.lanes.iter_mut().flat_map(|lane| std::mem::take(&mut lane.out));
+        for flight in out.filter_map(|out| out.take()) {
+            self.table.abandoned(flight, now, news);
+        }
+        // Their keys may have moved since they were sent, to a server that was never heard.
+        let clocks = self.lanes.iter().map(|lane| lane.clock.server_now(now));
+        self.table.strand_renewals(clocks.max().unwrap_or_default(), self.epoch);
     }
 
     /// Where to call a pilot, if there is something for one to do.
@@ -163,7 +211,7 @@ impl State {
         let home = self.home.as_ref().filter(|home| home.is_alive())?;
         let flies = &mut self.lanes[lane];
         let due = !flies.summoned
-            && flies.flights < FLIGHTS
+            && flies.out.len() < FLIGHTS
             && flies.can_send()
             && self.table.waiting_since(lane).is_some();
         due.then(|| {

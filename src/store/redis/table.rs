@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::error::timed_out;
+use super::error::{connection_lost, timed_out};
 use super::flight::{Acquire, Ask, Cargo, Confirm, Doubt, Flight, FlightReply, MOST_SLOTS, Release, Verdict};
 use super::routes::Routes;
 use super::script::{RenewReply, RenewVerdict, Renewal};
@@ -111,6 +111,13 @@ pub(super) struct Failed {
     pub(super) abandoned: bool,
     /// The server may have executed it, or may still do so.
     pub(super) unknown: bool,
+}
+
+impl Failed {
+    /// A caller or a runtime went away: nobody's failure.
+    pub(super) fn abandoned() -> Self {
+        Self { error: connection_lost(), abandoned: true, unknown: true }
+    }
 }
 
 impl From<StoreError> for Failed {
@@ -548,6 +555,14 @@ impl Table {
         }
     }
 
+    /// Whoever carried a flight went away in the middle of it.
+    pub(super) fn abandoned(&mut self, flight: Flight, now: Instant, news: &mut News) {
+        let doubt = flight.doubt();
+        for asks in flight.calls {
+            self.crashed(asks, &Failed::abandoned(), doubt, now, news);
+        }
+    }
+
     /// Fails all queued claims of a lane: nothing will be sent for a while.
     pub(super) fn fail_queued(&mut self, lane: usize, error: &StoreError, news: &mut News) {
         for claim in std::mem::take(&mut self.queues[lane].acquires) {
@@ -682,6 +697,17 @@ impl Table {
         for Renewal { slot, .. } in &batch.slots {
             batch.terms.meters.renewals.get(metrics::Renewal::Error).add(1);
             self.renewal_over(*slot, doubt);
+        }
+    }
+
+    /// Renewals are out that nobody will hear of.
+    pub(super) fn strand_renewals(&mut self, server_now: u64, epoch: u64) {
+        let out = self.slots.iter().filter(|(_, entry)| entry.phase == Phase::Renewing);
+        let out: Vec<_> = out.map(|(slot, entry)| (*slot, entry.terms.timeout)).collect();
+        for (slot, timeout) in out {
+            let timeout = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+            let until = server_now.saturating_add(timeout).saturating_add(1);
+            self.renewal_over(slot, Some(Doubt { until, epoch }));
         }
     }
 

@@ -13,7 +13,7 @@ use super::connection::{Endpoint, Found};
 use super::driver::{Driver, MOST_WAIT, Ran};
 use super::flight::{Doubt, lease_ms};
 use super::script;
-use super::state::{Lane, State};
+use super::state::{Home, Lane, State};
 use super::table::{Batch, Failed, News};
 use crate::metrics::Operation;
 
@@ -26,6 +26,9 @@ const RENEWALS: usize = 8;
 pub(super) fn spawn(handle: &Handle, driver: Weak<Driver>, wake: Arc<Notify>, home: u64) -> JoinHandle<()> {
     let renewals = handle.clone();
     handle.spawn(async move {
+        if let Some(driver) = driver.upgrade() {
+            driver.strand(home);
+        }
         // Ticks that are missed, by a stopped process or a blocked runtime, are made up for by one.
         let mut next_tick = Instant::now();
         while let Some(driver) = driver.upgrade() {
@@ -64,6 +67,7 @@ fn keep_time(
     let waits = |lane: &usize| state.waiting_since(*lane).is_some_and(|since| since + MOST_WAIT <= now);
     let late: Vec<_> = (0..state.lanes.len()).filter(waits).collect();
     let until = sleep_time(&mut state, now, *next_tick);
+    state.due = until;
     drop(state);
     news.deliver();
     driver.depart();
@@ -72,7 +76,7 @@ fn keep_time(
     }
     if !batches.is_empty() {
         // All of them from the start, for the task may end with its runtime at any time.
-        let renewals: Vec<_> = batches.into_iter().map(|batch| Renewing::new(driver, batch)).collect();
+        let renewals: Vec<_> = batches.into_iter().map(|batch| Renewing::new(driver, home, batch)).collect();
         handle.spawn(stream::iter(renewals).for_each_concurrent(RENEWALS, renew));
     }
     Some(until)
@@ -109,6 +113,9 @@ async fn renew(mut renewing: Renewing) {
         Ok(reply) => {
             let mut news = News::default();
             let mut state = driver.lock();
+            if !state.is_home(renewing.home) {
+                return;
+            }
             if !strayed {
                 state.server_heard(stamp.epoch, reply.now, Instant::now());
             }
@@ -133,20 +140,26 @@ async fn renew(mut renewing: Renewing) {
 
 struct Renewing {
     driver: Arc<Driver>,
+    home: u64,
     batch: Option<Batch>,
     doubt: Option<Doubt>,
 }
 
 impl Renewing {
-    fn new(driver: &Arc<Driver>, batch: Batch) -> Self {
-        Self { driver: Arc::clone(driver), batch: Some(batch), doubt: None }
+    fn new(driver: &Arc<Driver>, home: u64, batch: Batch) -> Self {
+        Self { driver: Arc::clone(driver), home, batch: Some(batch), doubt: None }
     }
 }
 
 impl Drop for Renewing {
     fn drop(&mut self) {
         if let Some(batch) = self.batch.take() {
-            self.driver.lock().table.not_renewed(&batch, self.doubt);
+            let mut state = self.driver.lock();
+            // Else it was given up when the store moved to another runtime.
+            if state.is_home(self.home) {
+                state.table.not_renewed(&batch, self.doubt);
+            }
+            drop(state);
             self.driver.wake.notify_one();
         }
     }
@@ -154,13 +167,14 @@ impl Drop for Renewing {
 
 /// Starts the task that looks for a working connection until it has one, after `wait`.
 pub(super) fn spawn_recovery(
-    handle: &Handle,
+    home: &Home,
     driver: Weak<Driver>,
     lane: usize,
     endpoint: Endpoint,
     wait: Option<Duration>,
 ) {
-    handle.spawn(async move {
+    let id = home.id;
+    home.handle.spawn(async move {
         let mut wait = wait;
         for tries in 1.. {
             if let Some(wait) = wait {
@@ -168,6 +182,9 @@ pub(super) fn spawn_recovery(
             }
             let found = endpoint.find().await;
             let Some(driver) = driver.upgrade() else { return };
+            if !driver.lock().is_home(id) {
+                return; // one on the runtime of now looks for a connection there
+            }
             wait = match found {
                 Ok(Found::Server(conn, server)) => return driver.connected(lane, conn, server),
                 #[cfg(feature = "redis-cluster")]
