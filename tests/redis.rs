@@ -506,6 +506,16 @@ async fn a_drain_drops_all_slots_and_no_renewal_brings_them_back() {
 }
 
 #[tokio::test]
+async fn a_drain_that_cannot_leave_its_marker_drops_nothing() {
+    let server = RedisServer::start();
+    server.command(&["ACL", "SETUSER", "app", "on", ">pass", "~sem:*", "~{sem:*", "+@all", "-set"]).await;
+    let limiter = brief(&format!("redis://app:pass@{}/", server.addr()), 3);
+    let _slots = hold(&limiter, 3).await;
+    assert!(matches!(limiter.drain("acme").await, Err(AcquireError::Unavailable(_))));
+    assert_eq!(server.zcard(ACME).await, 3);
+}
+
+#[tokio::test]
 async fn a_drain_holds_against_a_longer_lease_than_the_drainers() {
     let server = RedisServer::start();
     let long = on(&server.url()).limit(1).lease(12 * SECOND).build().unwrap();

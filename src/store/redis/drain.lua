@@ -7,8 +7,9 @@ evict(KEYS[1])
 local dropped = call('ZCARD', KEYS[1])
 -- A holder may have a longer lease than who drains: the key outlives its slots by 10 s.
 local keep = math.max(2 * ARGV[1], call('PTTL', KEYS[1]) - 10000)
-call('DEL', KEYS[1])
+-- The marker first: where it cannot be set, nothing may be dropped, as renewals would put it back.
 if KEYS[2] then
   call('SET', KEYS[2], string.format('%.0f', now), 'PX', string.format('%.0f', keep))
 end
+call('DEL', KEYS[1])
 return { now, dropped }
