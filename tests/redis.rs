@@ -144,6 +144,43 @@ async fn a_slot_id_is_granted_once_however_often_it_is_acquired() {
 }
 
 #[tokio::test]
+async fn a_slot_id_acquired_many_times_at_once_through_one_store_is_granted_to_all() {
+    let server = RedisServer::start();
+    let store = RedisStore::open(server.url()).unwrap();
+    for _ in 0..20 {
+        let slot = SlotId::new();
+        for held in [false, true] {
+            let grants = join_all((0..6).map(|_| store.acquire(claim(slot, 1, 1)))).await;
+            assert!(grants.iter().all(granted), "held before: {held}: {grants:?}");
+            assert_eq!(server.zcard(ACME).await, 1);
+        }
+        store.release_confirmed(&Key::new(ACME), slot).await.unwrap();
+        assert_eq!(server.zcard(ACME).await, 0, "it is released once for all");
+    }
+}
+
+#[tokio::test]
+async fn a_slot_id_acquired_again_while_it_is_renewed_is_granted_and_renewed_on() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.addr());
+    let (store, slot) = (RedisStore::open(proxy.url()).unwrap(), SlotId::new());
+    let terms = Arc::new(Terms::new(SECOND, 900 * MS));
+    let claim = || Claim::new(Key::new(ACME), slot, 1, 1, &terms);
+    assert!(granted(&store.acquire(claim()).await));
+    let before = proxy.replies();
+    proxy.hold_replies(true);
+    eventually("a renewal is out", SOON, async || proxy.replies() > before).await;
+    let again: Vec<_> = (0..2).map(|_| store.acquire(claim())).collect();
+    proxy.hold_replies(false);
+    let again = join_all(again).await;
+    assert!(again.iter().all(granted), "{again:?}");
+    let first = server.members(ACME).await[0].1;
+    eventually("renewed", SOON, async || server.members(ACME).await[0].1 > first).await;
+    store.release_confirmed(&Key::new(ACME), slot).await.unwrap();
+    assert!(!server.exists(ACME).await);
+}
+
+#[tokio::test]
 async fn a_slot_id_acquired_by_two_processes_at_once_is_granted_to_both() {
     let server = RedisServer::start();
     let stores: Vec<_> = (0..4).map(|_| RedisStore::open(server.url()).unwrap()).collect();

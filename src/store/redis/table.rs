@@ -1,7 +1,7 @@
 //! The table of every slot that this process has asked for and not yet given back, and the queues
 //! to and from it. It decides what becomes of each; it sends nothing and waits for nothing.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque, hash_map};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -62,6 +62,8 @@ struct Entry {
     /// The server has granted or renewed it. One that was admitted without the server waits for that.
     registered: bool,
     doubt: Option<Doubt>,
+    /// Claims of the same slot that came while a call was out: they get the answer to the first.
+    followers: Vec<Acquire>,
 }
 
 struct GivenUp(Option<Confirm>);
@@ -83,6 +85,7 @@ impl Entry {
             told_lapsed: false,
             registered: false,
             doubt: None,
+            followers: Vec::new(),
         }
     }
 
@@ -261,8 +264,23 @@ impl Table {
         let (slot, weight, limit) = (claim.slot, claim.weight, claim.limit);
         let deadline = now + claim.terms.timeout;
         let acquire = Acquire { slot, weight, limit, queued: now, deadline, tries: 0, reply };
-        self.queue(&claim.key).acquires.push_back(acquire);
-        self.slots.insert(slot, Entry::new(claim, Phase::Queued, now));
+        let lane = self.routes.lane_of(&claim.key);
+        match self.slots.entry(slot) {
+            hash_map::Entry::Vacant(place) => _ = place.insert(Entry::new(claim, Phase::Queued, now)),
+            hash_map::Entry::Occupied(mut known) if known.get().phase == Phase::Held => {
+                known.get_mut().phase = Phase::Queued;
+            }
+            hash_map::Entry::Occupied(mut known) => return known.get_mut().followers.push(acquire),
+        }
+        self.queues[lane].acquires.push_back(acquire);
+    }
+
+    /// Answers a claim, and those of the same slot that came after it.
+    fn answer(&mut self, claim: Acquire, answer: &Result<Grant, StoreError>, news: &mut News) {
+        let entry = self.slots.get_mut(&claim.slot);
+        let followers = entry.map(|entry| std::mem::take(&mut entry.followers)).unwrap_or_default();
+        let claims = std::iter::once(claim).chain(followers);
+        news.replies.extend(claims.map(|claim| (claim.reply, answer.clone())));
     }
 
     /// Holds slots that the server does not know: the next renewal that comes through registers them.
@@ -327,7 +345,7 @@ impl Table {
     fn undo(&mut self, slot: SlotId, news: &mut News) {
         let Some(entry) = self.slots.get_mut(&slot) else { return };
         let given_up = entry.given_up.take();
-        if entry.doubt.is_some() {
+        if !entry.is_unknown() {
             self.backlog += usize::from(given_up.is_none());
             self.give_back(slot, given_up.and_then(|given_up| given_up.0));
         } else {
@@ -382,8 +400,9 @@ impl Table {
                 continue;
             };
             if acquire.deadline <= stamp.now {
-                news.replies.push((acquire.reply, Err(timed_out())));
-                self.undo(acquire.slot, news);
+                let slot = acquire.slot;
+                self.answer(acquire, &Err(timed_out()), news);
+                self.undo(slot, news);
                 continue;
             }
             entry.phase = Phase::Flying;
@@ -491,14 +510,19 @@ impl Table {
                 entry.phase = Phase::Held;
                 entry.since_server = server_now;
                 entry.registered = true;
+                let slot = claim.slot;
                 match entry.given_up.take() {
-                    Some(GivenUp(confirm)) => self.give_back(claim.slot, confirm),
-                    None => news.replies.push((claim.reply, Ok(grant))),
+                    Some(GivenUp(confirm)) => {
+                        self.answer(claim, &Err(timed_out()), news);
+                        self.give_back(slot, confirm);
+                    }
+                    None => self.answer(claim, &Ok(grant), news),
                 }
             }
             Verdict::Decided(grant @ Grant::Refused { .. }) => {
-                self.undo(claim.slot, news);
-                news.replies.push((claim.reply, Ok(grant)));
+                let slot = claim.slot;
+                self.answer(claim, &Ok(grant), news);
+                self.undo(slot, news);
             }
             Verdict::Late => match self.retry(claim, 1, now) {
                 Ok(()) => {}
@@ -523,8 +547,9 @@ impl Table {
         if let (Some(entry), Some(doubt)) = (self.slots.get_mut(&claim.slot), doubt) {
             entry.doubt = Some(doubt.or(entry.doubt));
         }
-        self.undo(claim.slot, news);
-        news.replies.push((claim.reply, Err(error)));
+        let slot = claim.slot;
+        self.answer(claim, &Err(error), news);
+        self.undo(slot, news);
     }
 
     /// A call brought no reply. In `doubt` is what may still be executed of it.
@@ -566,11 +591,12 @@ impl Table {
     /// Fails all queued claims of a lane: nothing will be sent for a while.
     pub(super) fn fail_queued(&mut self, lane: usize, error: &StoreError, news: &mut News) {
         for claim in std::mem::take(&mut self.queues[lane].acquires) {
-            let queued = self.slots.get(&claim.slot).is_some_and(|entry| entry.phase == Phase::Queued);
+            let slot = claim.slot;
+            let queued = self.slots.get(&slot).is_some_and(|entry| entry.phase == Phase::Queued);
+            self.answer(claim, &Err(error.clone()), news);
             if queued {
-                self.undo(claim.slot, news);
+                self.undo(slot, news);
             }
-            news.replies.push((claim.reply, Err(error.clone())));
         }
     }
 
@@ -684,8 +710,10 @@ impl Table {
                 }
                 RenewVerdict::Drained => {
                     news.losses.push((Weak::clone(&entry.holder), Lost::Drained));
-                    entry.doubt = None;
+                    (entry.doubt, entry.registered) = (None, false);
+                    let followers = std::mem::take(&mut entry.followers);
                     self.undo(*slot, news);
+                    news.replies.extend(followers.into_iter().map(|claim| (claim.reply, Err(timed_out()))));
                 }
                 RenewVerdict::Late => self.renewal_over(*slot, Some(doubt)),
             }
@@ -717,6 +745,10 @@ impl Table {
         entry.doubt = doubt.map(|doubt| doubt.or(entry.doubt)).or(entry.doubt);
         if let Some(GivenUp(confirm)) = entry.given_up.take() {
             self.give_back(slot, confirm);
+        } else if !entry.followers.is_empty() {
+            entry.phase = Phase::Queued;
+            let next = entry.followers.remove(0);
+            self.queues[self.routes.lane_of(&entry.key)].acquires.push_back(next);
         }
     }
 
