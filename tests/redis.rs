@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use support::{Gotsem, Proxy, RedisServer, connect, eventually};
-use tower_slots::store::{Claim, Grant, Key, SlotId, SlotStore, StoreError, Terms};
+use tower_slots::store::{Claim, Grant, Key, SlotId, SlotStore, StoreError, StoreErrorKind, Terms};
 use tower_slots::{Acquire, AcquireError, Limiter, LimiterBuilder, OnOutage, Origin, RedisStore, Slot};
 
 const MS: Duration = Duration::from_millis(1);
@@ -817,6 +817,25 @@ async fn the_login_comes_from_the_url() {
     let server = RedisServer::with(&["--requirepass", "open/sesame"]);
     let url = format!("redis://:open%2Fsesame@{}/", server.addr());
     works(RedisStore::open(url).unwrap(), &server).await;
+}
+
+#[tokio::test]
+async fn a_database_in_the_url_needs_the_right_to_select_it() {
+    let server = RedisServer::start();
+    let rights: Vec<_> =
+        RIGHTS.iter().filter(|right| !right.is_empty()).map(|right| format!("+{right}")).collect();
+    let mut set = vec!["ACL", "SETUSER", "app", "on", ">pass", "~sem:*", "~{sem:*"];
+    set.extend(rights.iter().map(String::as_str));
+    server.command(&set).await;
+    let limiter = brief(&format!("redis://app:pass@{}/3", server.addr()), 2);
+    let denied = limiter.try_acquire("acme").await;
+    let Err(AcquireError::Unavailable(error)) = denied else { panic!("{denied:?}") };
+    assert_eq!(error.kind(), StoreErrorKind::NoPerm, "{error}");
+    server.command(&["ACL", "SETUSER", "app", "+select"]).await;
+    eventually("the right is there", SOON, async || limiter.try_acquire("acme").await.is_ok()).await;
+    let _slot = limiter.try_acquire("acme").await.unwrap();
+    let databases: String = server.read(&["INFO", "keyspace"]).await;
+    assert!(databases.contains("db3:keys=1") && !databases.contains("db0:"), "{databases}");
 }
 
 #[test]

@@ -18,7 +18,8 @@ pub(super) fn from_redis(error: &RedisError) -> StoreError {
             let advice = about_tls(&text).unwrap_or("is the server up, and the address right?");
             StoreError::new(StoreErrorKind::Io, format!("{text}: {advice}"))
         }
-        _ => StoreError::new(StoreErrorKind::Other, error.to_string()),
+        // The library has wrapped the server's error, without its code.
+        _ => classify("", &error.to_string()),
     }
 }
 
@@ -53,7 +54,7 @@ pub(super) fn classify_text(text: &str) -> StoreError {
 fn classify(code: &str, text: &str) -> StoreError {
     use StoreErrorKind as Kind;
     let (kind, advice) = match code {
-        _ if code == "NOPERM" || denied_in_script(text) => {
+        _ if code == "NOPERM" || is_denied(text) => {
             (Kind::NoPerm, "grant the user the rights that the documentation of RedisStore lists")
         }
         "NOAUTH" | "WRONGPASS" => {
@@ -73,9 +74,12 @@ fn classify(code: &str, text: &str) -> StoreError {
     StoreError::new(kind, format!("{text} ({advice})"))
 }
 
-/// What servers say about a command or key that the user of a script lacks a right for.
-fn denied_in_script(text: &str) -> bool {
-    text.contains("ACL failure in script") || text.contains("The user executing the script can't")
+/// What servers say about a command or key that the user of a script, or of a database in the address,
+/// lacks a right for.
+fn is_denied(text: &str) -> bool {
+    text.contains("has no permissions to run")
+        || text.contains("ACL failure in script")
+        || text.contains("The user executing the script can't")
 }
 
 pub(super) fn malformed() -> StoreError {
@@ -107,6 +111,10 @@ mod tests {
             ("ERR ACL failure in script: User has no permissions", StoreErrorKind::NoPerm),
             (
                 "ERR The user executing the script can't run this command or subcommand",
+                StoreErrorKind::NoPerm,
+            ),
+            (
+                "refused to switch database: this user has no permissions to run the 'select' command",
                 StoreErrorKind::NoPerm,
             ),
             ("ERR something else", StoreErrorKind::Other),

@@ -16,8 +16,9 @@
 //!     +zadd +zcard +zcount +zmscore +zrem +zremrangebyscore +pttl +pexpire
 //! ```
 //!
-//! On a cluster add `+cluster|slots +asking`. A user of sentinels needs
-//! `+sentinel|get-master-addr-by-name` there, and nothing else.
+//! With a database in the address (`redis://host/3`) it needs `+select` too. On a cluster add
+//! `+cluster|slots +asking`. A user of sentinels needs `+sentinel|get-master-addr-by-name` there, and
+//! nothing else.
 //!
 //! Where slots may move from one server to another, from a master to its replica or between the nodes
 //! of a cluster, the clocks of those servers must agree within a small part of a lease.
