@@ -1,6 +1,6 @@
 //! Runs one operation of the semaphore a number of times, for a count of its instructions.
 //!
-//! `semaphore_instructions OPERATION TIMES`; see `scripts/model-checks`, which runs it under
+//! `instructions OPERATION TIMES`; see `scripts/model-checks`, which runs it under
 //! callgrind and holds the counts against their budgets.
 
 use std::future::Future;
@@ -8,18 +8,15 @@ use std::hint::black_box;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-use tower_slots::semaphore::{Permit, Semaphore};
+use model_checks::semaphore::{Permit, Semaphore};
 
 fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
 fn main() {
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
-    let [operation, times] = arguments.as_slice() else {
-        // `cargo test --benches` and the like: nothing to count.
-        return;
-    };
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [operation, times] = arguments.as_slice() else { panic!("usage: instructions OPERATION TIMES") };
     let times: u32 = times.parse().expect("a number");
     let semaphore = Semaphore::builder(4).max_waiters(64).build().expect("valid settings");
     let semaphore = black_box(&semaphore);
