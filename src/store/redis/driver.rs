@@ -76,7 +76,7 @@ impl Driver {
         }
         state.table.enqueue(claim, reply, now);
         // Else whoever lands next takes it along.
-        let flies = state.lanes[lane].flights < FLIGHTS;
+        let flies = state.lanes[lane].out.len() < FLIGHTS;
         if !flies {
             self.watch_queue(&mut state);
         }
