@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
-use tower_slots::{OnOutage, Origin};
+use tower_slots::store::SlotStore;
+use tower_slots::{Limiter, OnOutage, Origin, RedisStore};
 
 use crate::common::{
     Bound, Held, ID, KEY, MS, SECOND, SLACK, SOON, TIMEOUT, error_of, healed, hold, judge, judge_time, live,
@@ -167,6 +168,84 @@ async fn fault_18_a_holder_that_is_cut_off_is_told_in_time_and_serves_by_policy(
     drop(others);
     judge(18, &history, &Bound { limit: 4, most: 8, above: 4 * SECOND });
     healed(&server, &other, LIMIT, lease).await;
+}
+
+/// What cannot be given back is known, and no longer than a lease.
+#[tokio::test]
+async fn fault_18_the_backlog_of_releases_shows_and_ends_with_the_lease() {
+    const HELD: usize = 200;
+    let (server, lease, history) = (RedisServer::start(), SECOND, History::new());
+    let proxy = Proxy::start(server.addr());
+    let store = RedisStore::open(proxy.url()).unwrap();
+    let (limiter, meter) = recorded(|| {
+        let builder = Limiter::builder(store.clone()).limit(1000).lease(lease);
+        builder.on_outage(OnOutage::Refuse).build().unwrap()
+    });
+    recovered(&limiter, SOON).await;
+    let held = hold(&limiter, &history, HELD).await;
+    proxy.black_hole(true);
+    drop(held);
+    let start = Instant::now();
+    let callers = traffic(&limiter, &history, 8, lease * 3 / 4);
+    let (mut most, watch) = (0.0_f64, async {
+        tokio::time::timeout(SOON, store.flush()).await.expect("a backlog ends");
+        start.elapsed()
+    });
+    let watch = async {
+        let mut watch = std::pin::pin!(watch);
+        let mut last = meter.sum("release_backlog");
+        loop {
+            // What was set since the last reading.
+            let sum = meter.sum("release_backlog");
+            most = most.max(sum - std::mem::replace(&mut last, sum));
+            if let Ok(ended) = timeout(20 * MS, &mut watch).await {
+                break ended;
+            }
+        }
+    };
+    let (ended, tally) = tokio::join!(watch, callers);
+    // With what the callers sent before the breaker opened.
+    let bound = HELD as f64 + 3.0 * 8.0;
+    say(18, &format!("a backlog of {most} of at most {bound}"));
+    assert!(most >= HELD as f64 && most <= bound, "fault 18: {most} of at most {bound}: {tally:?}");
+    judge_time(18, "the backlog ended after", ended, 2 * lease + SLACK);
+    assert!(meter.sum("releases_total{lapsed}") >= HELD as f64);
+    proxy.black_hole(false);
+    recovered(&limiter, SOON).await;
+    judge(18, &history, &never_above(1000));
+    healed(&server, &limiter, 1000, lease).await;
+}
+
+#[tokio::test]
+async fn fault_18_a_backlog_of_releases_goes_out_by_age() {
+    const HELD: usize = 600;
+    let (server, lease, history) = (RedisServer::start(), 30 * SECOND, History::new());
+    let proxy = Proxy::start(server.addr());
+    let limiter = on(&proxy.url()).limit(1000).lease(lease).store_timeout(2 * SECOND).build().unwrap();
+    recovered(&limiter, SOON).await;
+    let newer = join_all((0..HELD).map(|_| limiter.try_acquire("newer"))).await;
+    let older = hold(&limiter, &history, HELD).await;
+    lives(&server, HELD, SOON).await;
+    proxy.black_hole(true);
+    drop(older);
+    assert!(newer.iter().all(Result::is_ok));
+    drop(newer);
+    // All of it is on its way when the connection breaks.
+    sleep(TIMEOUT).await;
+    assert_eq!(live(&server).await, HELD);
+    // So slow that the calls can be told apart.
+    proxy.throttle(Some(100_000));
+    proxy.cut();
+    proxy.black_hole(false);
+    eventually("all is given back", SOON, async || {
+        let newer = server.zcard("sem:newer").await;
+        let older = server.zcard(KEY).await;
+        assert!(newer == HELD as u64 || older == 0, "fault 18: {newer} newer ones left, and {older} older");
+        (newer, older) == (0, 0)
+    })
+    .await;
+    say(18, "600 older releases before 600 newer ones");
+    judge(18, &history, &never_above(1000));
 }
 
 // ---- 19: a connection that is half open

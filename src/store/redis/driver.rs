@@ -540,9 +540,7 @@ impl Driver {
         if state.table.take_put_off() {
             self.wake.notify_one();
         }
-        if let Some(terms) = state.terms.first() {
-            terms.meters.release_backlog.set(state.table.backlog() as f64);
-        }
+        state.show_backlog();
         drop(state);
         news.deliver();
     }

@@ -246,6 +246,12 @@ impl State {
         }
     }
 
+    pub(super) fn show_backlog(&self) {
+        if let Some(terms) = self.terms.first() {
+            terms.meters.release_backlog.set(self.table.backlog() as f64);
+        }
+    }
+
     pub(super) fn show(&self, _lane: usize, change: Option<&Change>) {
         match change {
             Some(Change::Opened(_error)) => {

@@ -1,7 +1,7 @@
 //! The table of every slot that this process has asked for and not yet given back, and the queues
 //! to and from it. It decides what becomes of each; it sends nothing and waits for nothing.
 
-use std::collections::{HashMap, VecDeque, hash_map};
+use std::collections::{BTreeSet, HashMap, VecDeque, hash_map};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -562,11 +562,10 @@ impl Table {
         news: &mut News,
     ) {
         let doubt = failed.unknown.then_some(doubt);
+        let mut undone = Vec::new();
         for Ask { back, claims, .. } in asks {
             // Whether these were executed does not matter: releasing twice is harmless.
-            for release in back.into_iter().rev() {
-                self.queue(&release.key).releases.push_front(release);
-            }
+            undone.extend(back);
             for claim in claims.into_iter().rev() {
                 if let Some(entry) = self.slots.get_mut(&claim.slot) {
                     entry.doubt = doubt.map(|doubt| doubt.or(entry.doubt)).or(entry.doubt);
@@ -578,6 +577,7 @@ impl Table {
                 }
             }
         }
+        self.requeue(undone);
     }
 
     /// Whoever carried a flight went away in the middle of it.
@@ -604,7 +604,16 @@ impl Table {
     pub(super) fn queue_due(&mut self, now: Instant) {
         let due: Vec<_> =
             self.later.extract_if(.., |(at, _)| *at <= now).map(|(_, release)| release).collect();
-        due.into_iter().for_each(|release| self.queue_release(release));
+        self.requeue(due);
+    }
+
+    /// Puts releases back into their queues, which stay sorted by age: what lapses first goes out first.
+    fn requeue(&mut self, releases: Vec<Release>) {
+        let lanes: BTreeSet<_> = releases.iter().map(|release| self.routes.lane_of(&release.key)).collect();
+        releases.into_iter().for_each(|release| self.queue_release(release));
+        for lane in lanes {
+            self.queues[lane].releases.make_contiguous().sort_by_key(|release| release.queued);
+        }
     }
 
     /// Once a tick: ends what has lapsed, tells who has lost a slot, and returns what has to be

@@ -63,6 +63,7 @@ fn keep_time(
         *next_tick = now + tick;
         let can_send: Vec<_> = state.lanes.iter().map(Lane::can_send).collect();
         batches = state.table.tick(now, tick, &can_send, &mut news);
+        state.show_backlog();
     }
     let waits = |lane: &usize| state.waiting_since(*lane).is_some_and(|since| since + MOST_WAIT <= now);
     let late: Vec<_> = (0..state.lanes.len()).filter(waits).collect();
