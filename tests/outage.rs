@@ -332,6 +332,21 @@ async fn a_missing_or_wrong_login_is_named() {
 }
 
 #[tokio::test]
+async fn a_master_that_may_not_write_without_replicas_is_an_outage() {
+    let server = RedisServer::start();
+    let (log, _guard) = Log::start();
+    let limiter = steady(&server.url());
+    recovered(&limiter, SOON).await;
+    server.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
+    let line = outage_of(&limiter, &log, StoreErrorKind::Other).await;
+    assert!(line.contains("NOREPLICAS"), "{line}");
+    server.command(&["CONFIG", "SET", "min-replicas-to-write", "0"]).await;
+    recovered(&limiter, 3 * SECOND).await;
+    empty(&server).await;
+    assert_whole(&limiter, 10).await;
+}
+
+#[tokio::test]
 async fn a_server_that_may_evict_slots_is_warned_of_once() {
     let server = RedisServer::with(&["--maxmemory-policy", "allkeys-lru"]);
     let (log, _guard) = Log::start();
