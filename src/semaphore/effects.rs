@@ -37,12 +37,6 @@ impl Effects {
         }
     }
 
-    pub(super) fn expect_wakes(&mut self, wakes: usize) {
-        if wakes > 1 {
-            self.more().wakers.reserve(wakes - 1);
-        }
-    }
-
     pub(super) fn wake_idle(&mut self, waiting: Slab<Option<Waker>>) {
         self.more().idle = waiting;
     }

@@ -181,7 +181,6 @@ impl State {
         }
         self.closed = true;
         self.always = true;
-        effects.expect_wakes(self.queue.len());
         while let Some((weight, waker)) = self.queue.settle_head(Verdict::Closed) {
             effects.wake(waker);
             self.reject(weight, Reason::Closed, effects);
