@@ -149,7 +149,7 @@ fn siblings(cluster: &Cluster, n: usize) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_notices_that_hash_slots_move_under_load() {
+async fn fault_21_nobody_notices_that_hash_slots_move_under_load() {
     let mut cluster = Cluster::start(3).await;
     cluster.add().await;
     let limiter = on(&cluster);
@@ -193,7 +193,7 @@ async fn nobody_notices_that_hash_slots_move_under_load() {
 }
 
 #[tokio::test]
-async fn counts_are_read_and_drains_hold_while_a_hash_slot_moves() {
+async fn fault_21_counts_are_read_and_drains_hold_while_a_hash_slot_moves() {
     let cluster = Cluster::start(3).await;
     let limiter = on(&cluster);
     let ids = siblings(&cluster, 2);
@@ -289,7 +289,7 @@ async fn is_an_outage_of_its_own_ids(cluster: &Cluster, limiter: &Limiter, down:
 }
 
 #[tokio::test]
-async fn a_node_that_dies_is_an_outage_of_its_own_ids() {
+async fn fault_21_a_node_that_dies_is_an_outage_of_its_own_ids() {
     let cluster = Cluster::start(3).await;
     let limiter = on(&cluster);
     for node in 0..3 {
@@ -300,7 +300,7 @@ async fn a_node_that_dies_is_an_outage_of_its_own_ids() {
 }
 
 #[tokio::test]
-async fn a_node_that_stands_still_is_an_outage_of_its_own_ids_until_it_goes_on() {
+async fn fault_21_a_node_that_stands_still_is_an_outage_of_its_own_ids_until_it_goes_on() {
     let cluster = Cluster::start(3).await;
     let limiter = on(&cluster);
     for node in 0..3 {
@@ -318,7 +318,7 @@ async fn a_node_that_stands_still_is_an_outage_of_its_own_ids_until_it_goes_on()
 }
 
 #[tokio::test]
-async fn a_replica_that_is_promoted_has_all_slots_again_within_seconds() {
+async fn fault_21_a_replica_that_is_promoted_has_all_slots_again_within_seconds() {
     let mut cluster = Cluster::start(3).await;
     let replica = cluster.add_replica_of(1).await;
     let limiter = on(&cluster);

@@ -53,7 +53,7 @@ async fn error_of(limiter: &Limiter) -> StoreError {
 }
 
 #[tokio::test]
-async fn a_master_that_dies_is_followed_by_its_successor_with_all_slots() {
+async fn fault_09_a_master_that_dies_is_followed_by_its_successor_with_all_slots() {
     let watched = Watched::start().await;
     let limiter = on(&watched);
     let slots = hold(&limiter, 4).await;
@@ -67,7 +67,7 @@ async fn a_master_that_dies_is_followed_by_its_successor_with_all_slots() {
 }
 
 #[tokio::test]
-async fn a_failover_on_request_is_followed_and_what_it_lost_is_put_back() {
+async fn fault_09_a_failover_on_request_is_followed_and_what_it_lost_is_put_back() {
     let watched = Watched::start().await;
     let limiter = on(&watched);
     let slots = hold(&limiter, 4).await;
@@ -90,7 +90,7 @@ async fn a_failover_on_request_is_followed_and_what_it_lost_is_put_back() {
 }
 
 #[tokio::test]
-async fn a_master_that_is_replaced_while_it_answers_is_left_within_seconds() {
+async fn fault_09_a_master_that_is_replaced_while_it_answers_is_left_within_seconds() {
     let (old, new) = (RedisServer::start(), RedisServer::start());
     let sentinels = [Sentinel::start(&[(MASTER, &old)]), Sentinel::start(&[(MASTER, &old)])];
     for sentinel in &sentinels {
