@@ -138,6 +138,13 @@ impl Child {
         self.output.borrow().lines.clone()
     }
 
+    /// SIGKILL; returns all lines that it has printed.
+    pub async fn killed(self) -> Vec<String> {
+        self.kill();
+        let mut output = self.output.subscribe();
+        output.wait_for(|output| output.ended).await.expect("this child holds the sender").lines.clone()
+    }
+
     /// Closes the child's stdin, waits for its end and returns all its lines. Panics with all
     /// output when it does not end within `timeout` or its test fails.
     pub async fn finish(self, timeout: Duration) -> Vec<String> {
