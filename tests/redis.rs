@@ -769,6 +769,35 @@ fn renewals_whose_runtime_ends_are_made_on_the_next() {
 }
 
 #[test]
+fn renewals_that_a_runtime_left_unsent_are_not_sent_once_it_runs_again() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.addr());
+    let limiter = brief(&proxy.url(), 1);
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (first, next) = (runtime(), runtime());
+    let ids: Vec<_> = (0..30).map(|n| n.to_string()).collect();
+    let slots = first.block_on(async {
+        let slots = join_all(ids.iter().map(|id| limiter.try_acquire(id))).await;
+        proxy.hold_replies(true);
+        let before = proxy.replies();
+        eventually("some renewals are out", SOON, async || proxy.replies() > before).await;
+        slots
+    });
+    assert!(slots.iter().all(Result::is_ok));
+    proxy.hold_replies(false);
+    next.block_on(async {
+        eventually("the store moves", SOON, async || limiter.active("0").await.is_ok()).await;
+        drop(slots);
+        assert!(limiter.shutdown(SOON).await, "no slot is left");
+    });
+    std::thread::scope(|scope| {
+        scope.spawn(|| first.block_on(async { tokio::time::sleep(SECOND).await }));
+        next.block_on(async { tokio::time::sleep(SECOND).await });
+    });
+    next.block_on(async { assert_eq!(server.keys().await, Vec::<String>::new()) });
+}
+
+#[test]
 fn without_a_runtime_there_is_an_error_and_no_panic() {
     let store = RedisStore::open("redis://127.0.0.1:1/").unwrap();
     let limiter = Limiter::builder(store).on_outage(OnOutage::Refuse).build().unwrap();

@@ -665,9 +665,12 @@ impl Driver {
         }
     }
 
-    /// The connection for a renewal, and the stamp of now.
-    pub(super) fn link_now(self: &Arc<Self>, key: &Key) -> Option<(Conn, Stamp)> {
+    /// The connection for a renewal, and the stamp of now. None for one that was given up with its home.
+    pub(super) fn link_now(self: &Arc<Self>, key: &Key, home: u64) -> Option<(Conn, Stamp)> {
         let mut state = self.lock();
+        if !state.is_home(home) {
+            return None;
+        }
         let lane = state.table.routes.lane_of(key);
         self.want(&mut state, lane);
         let lane = &state.lanes[lane];

@@ -101,7 +101,7 @@ fn sleep_time(state: &mut State, now: Instant, next_tick: Instant) -> Option<Ins
 async fn renew(mut renewing: Renewing) {
     let driver = &renewing.driver;
     let Some(batch) = &renewing.batch else { return };
-    let Some((mut conn, stamp)) = driver.link_now(&batch.key) else { return };
+    let Some((mut conn, stamp)) = driver.link_now(&batch.key, renewing.home) else { return };
     let lease_ms = lease_ms(&batch.terms);
     let deadline = stamp.now + batch.terms.timeout.min(batch.terms.lease / 4);
     let doubt = Doubt { until: stamp.server_at(deadline), epoch: stamp.epoch };
