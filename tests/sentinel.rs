@@ -141,6 +141,19 @@ fn a_store_moves_to_the_next_runtime() {
     assert_eq!((next.origin(), next.active()), (Origin::Store, 3));
 }
 
+#[test]
+fn a_store_moves_to_the_next_runtime_while_the_first_stands_still() {
+    let server = RedisServer::start();
+    let sentinel = Sentinel::start(&[(MASTER, &server)]);
+    let limiter = limiter(&[sentinel.url()], "redis://mymaster");
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (first, next) = (runtime(), runtime());
+    let _slots = first.block_on(hold(&limiter, 2));
+    std::thread::sleep(SECOND);
+    let next = next.block_on(limiter.try_acquire("acme")).unwrap();
+    assert_eq!((next.origin(), next.active()), (Origin::Store, 3));
+}
+
 #[tokio::test]
 async fn sentinels_that_cannot_help_are_an_outage_that_says_why() {
     let nobody = format!("redis://127.0.0.1:{}/", free_port());

@@ -75,6 +75,14 @@ impl Endpoint {
         }
     }
 
+    /// What was kept for the next dial may have ended with its runtime, or stand still with it.
+    pub(super) fn forget(&self) {
+        #[cfg(feature = "redis-sentinel")]
+        if let Self::Sentinel(sentinels) = self {
+            sentinels.forget();
+        }
+    }
+
     /// What was dialled last is of no use.
     fn distrust(&self) {
         #[cfg(feature = "redis-sentinel")]

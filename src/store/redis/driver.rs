@@ -308,6 +308,7 @@ impl Driver {
         state.home = Some(Home { id, handle, upkeep });
         for lane in &mut state.lanes {
             lane.link = None;
+            lane.endpoint.forget();
             lane.recovering = false;
             lane.summoned = false;
         }

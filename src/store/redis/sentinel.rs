@@ -50,6 +50,11 @@ impl Sentinels {
     /// Does not ask the sentinel first that answered last.
     pub(super) fn distrust(&self) {
         self.first.fetch_add(1, Ordering::Relaxed);
+        self.forget();
+    }
+
+    /// Does not use the connection any more over which one was asked.
+    pub(super) fn forget(&self) {
         *self.conn.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
