@@ -231,11 +231,10 @@ impl Table {
     /// Puts everything that waits into the queue that is right now.
     #[cfg(feature = "redis-cluster")]
     pub(super) fn reroute(&mut self) {
+        let mut moved = Vec::new();
         for lane in 0..self.queues.len() {
             let Queue { acquires, releases } = std::mem::take(&mut self.queues[lane]);
-            for release in releases {
-                self.queues[self.routes.lane_of(&release.key)].releases.push_back(release);
-            }
+            moved.extend(releases);
             for acquire in acquires {
                 // Of those that were given up the entry is gone, and the queue does not matter.
                 let entry = self.slots.get(&acquire.slot);
@@ -243,6 +242,7 @@ impl Table {
                 self.queues[lane].acquires.push_back(acquire);
             }
         }
+        self.requeue(moved);
     }
 
     fn put_off(&mut self, at: Instant, release: Release) {
