@@ -363,7 +363,9 @@ async fn what_no_node_serves_is_an_outage_that_says_so_until_one_does() {
 #[tokio::test]
 async fn what_is_no_cluster_is_an_outage_that_says_so() {
     let dead = format!("redis://127.0.0.1:{}/", free_port());
-    let error = error_of(at(&dead).build().unwrap().try_acquire("acme").await);
+    // A caller waits for some more tries before it is told.
+    let patient = at(&dead).store_timeout(2 * SECOND).build().unwrap();
+    let error = error_of(patient.try_acquire("acme").await);
     assert_eq!(error.kind(), StoreErrorKind::Io, "{error}");
     let server = RedisServer::start();
     let error = error_of(at(&server.url()).build().unwrap().try_acquire("acme").await);
