@@ -127,6 +127,11 @@ impl Home {
     pub(super) fn is_alive(&self) -> bool {
         !self.upkeep.is_finished()
     }
+
+    /// Whether this is called on it.
+    fn is_here(&self) -> bool {
+        Handle::try_current().is_ok_and(|here| here.id() == self.handle.id())
+    }
 }
 
 /// What the server's clock showed, and when by ours.
@@ -189,10 +194,10 @@ impl State {
     }
 
     /// Whether the upkeep task runs when it should. A runtime that nobody drives any more runs nothing,
-    /// and does not tell.
+    /// and does not tell; one that is only busy is told by who calls from it.
     pub(super) fn is_driven(&self, now: Instant) -> bool {
         let late = self.due.is_some_and(|due| due + STALLED <= now);
-        self.home.as_ref().is_some_and(Home::is_alive) && !late
+        self.home.as_ref().is_some_and(|home| home.is_alive() && (!late || home.is_here()))
     }
 
     /// Gives up what another runtime had under way, whether that still comes to something or not.
