@@ -63,6 +63,27 @@ async fn fault_12_a_connection_that_breaks_twice_costs_no_request() {
     healed(&server, &limiter, 8, lease).await;
 }
 
+/// Between the breaks nothing is acquired, but calls are answered.
+#[tokio::test]
+async fn fault_12_connections_that_break_now_and_then_are_no_outage() {
+    let (server, lease, history) = (RedisServer::start(), SECOND, History::new());
+    let proxy = Proxy::start(server.addr());
+    let limiter = steady(&proxy.url(), 8, lease);
+    recovered(&limiter, SOON).await;
+    let (log, _guard) = Log::start();
+    for _ in 0..6 {
+        proxy.cut();
+        eventually("calls are answered", SOON, async || limiter.active(ID).await.is_ok()).await;
+    }
+    let held = hold(&limiter, &history, 8).await;
+    let outages = log.lines("slot store down").len();
+    say(12, &format!("{outages} outages under 6 cuts with answers in between, of at most 0"));
+    assert_eq!(outages, 0, "fault 12: {:?}", log.warnings());
+    drop(held);
+    judge(12, &history, &never_above(8));
+    healed(&server, &limiter, 8, lease).await;
+}
+
 #[tokio::test]
 async fn fault_12_a_reply_lost_after_its_execution_is_counted_once_and_leaks_nothing() {
     let (server, lease, history) = (RedisServer::start(), SECOND, History::new());

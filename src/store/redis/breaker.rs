@@ -17,6 +17,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(1);
 pub(super) struct Breaker {
     mode: Mode,
     failures: u32,
+    /// The last of them was a connection that broke.
+    broken: bool,
     /// Openings without a success in between: how long to wait before the next try.
     openings: u32,
 }
@@ -84,9 +86,18 @@ impl Breaker {
         }
     }
 
+    /// Any call was answered. That tells nothing of most troubles, but connections that break are only
+    /// in a row while nothing is answered in between.
+    pub(super) fn answered(&mut self) {
+        if self.broken {
+            self.failures = 0;
+        }
+    }
+
     /// A call failed.
     pub(super) fn failed(&mut self, error: &StoreError) -> Option<Change> {
         self.failures += 1;
+        self.broken = error.kind() == StoreErrorKind::Io;
         match self.mode {
             Mode::Closed if self.failures < FAILURES => None,
             _ => self.open(error),
@@ -156,6 +167,21 @@ mod tests {
         let mut breaker = Breaker::default();
         let late = StoreError::new(StoreErrorKind::Timeout, "no answer");
         assert!(matches!(breaker.not_connected(&late), Some(Change::Opened(_))));
+    }
+
+    #[test]
+    fn connections_that_break_are_not_in_a_row_when_calls_are_answered_in_between() {
+        let mut breaker = Breaker::default();
+        for _ in 0..5 {
+            assert!(breaker.failed(&error()).is_none());
+            breaker.answered();
+        }
+        let full = StoreError::new(StoreErrorKind::Oom, "full");
+        assert!(breaker.failed(&full).is_none());
+        breaker.answered();
+        assert!(breaker.failed(&full).is_none());
+        breaker.answered();
+        assert!(matches!(breaker.failed(&full), Some(Change::Opened(_))), "renewals are answered all along");
     }
 
     #[test]

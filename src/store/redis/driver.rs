@@ -206,8 +206,10 @@ impl Driver {
         let (mut conn, epoch) = timeout_at(deadline, linked).await.unwrap_or_else(|_| Err(timed_out()))?;
         let run = self.run(&mut conn, key, deadline, source, |cmd, _| arguments(cmd));
         let Ran { reply, strayed } = run.await;
-        if let (Err(error), false) = (&reply, strayed) {
-            self.lock_and(|driver, state| driver.failed(state, error, epoch));
+        match &reply {
+            _ if strayed => {}
+            Ok(_) => self.lock().answered(epoch),
+            Err(error) => self.lock_and(|driver, state| driver.failed(state, error, epoch)),
         }
         reply
     }
@@ -612,7 +614,7 @@ impl Driver {
         found.recovering = false;
         found.link = Some(Link { conn, epoch });
         found.breaker.half_open();
-        state.server_heard(epoch, server, Instant::now());
+        found.set_clock(server, Instant::now());
         state.show(lane, None);
         drop(state);
         self.linked.notify_waiters();

@@ -79,6 +79,11 @@ impl Lane {
         Some(Stamp { now, epoch: link.epoch, server_now: self.clock.server_now(now) })
     }
 
+    /// The server's clock showed `server` `at` this instant.
+    pub(super) fn set_clock(&mut self, server: u64, at: Instant) {
+        self.clock = Clock { server, at };
+    }
+
     /// Whether anything could be sent at all.
     pub(super) fn can_send(&self) -> bool {
         self.link.is_some() && self.breaker.lets_send()
@@ -172,7 +177,15 @@ impl State {
     /// The server's clock showed `server` in a reply that came over this connection `at` this instant.
     pub(super) fn server_heard(&mut self, epoch: u64, server: u64, at: Instant) {
         if let Some(lane) = self.lane_with(epoch) {
-            self.lanes[lane].clock = Clock { server, at };
+            self.lanes[lane].set_clock(server, at);
+        }
+        self.answered(epoch);
+    }
+
+    /// A call was answered over this connection.
+    pub(super) fn answered(&mut self, epoch: u64) {
+        if let Some(lane) = self.lane_with(epoch) {
+            self.lanes[lane].breaker.answered();
         }
     }
 
