@@ -37,6 +37,8 @@ const SLACK: Nanos = 500 * MS;
 /// How long after a fault there may be no connection: a try to connect that hangs for its last moment,
 /// and the longest wait between two tries.
 const RECONNECT: Nanos = 2 * SECOND;
+/// What is shorter makes no call fail, and is part of the slack.
+const NOTICED: Nanos = 150 * MS;
 /// How long it takes to notice and tell that a slot is lost.
 const TELLING: Nanos = SHORTEST_LEASE.as_nanos() as Nanos / 12 + SLACK;
 /// So many violations are printed in full.
@@ -50,6 +52,10 @@ pub(crate) struct Findings {
     pub(crate) slowest: Nanos,
     /// The highest overlap of each kind of bound.
     overlaps: BTreeMap<&'static str, Overlap>,
+    /// Admissions, and those that were held against the limit.
+    pub(crate) admissions: (u64, u64),
+    /// Slots that had to be on a page of the ledger.
+    pub(crate) found: u64,
     /// Projects that were at their limit.
     pub(crate) full: BTreeSet<usize>,
 }
@@ -123,6 +129,8 @@ struct Troubles {
     /// With the time to reconnect, apart from each other.
     cut_off: Vec<Span>,
     stopped: Vec<Span>,
+    /// When it, the server or a proxy waited for a turn.
+    stalls: Vec<Span>,
     /// When calls may be told of an outage.
     down: Vec<Span>,
 }
@@ -140,13 +148,16 @@ impl Troubles {
             |event| matches!(event.fault, Fault::StopWorker { worker: stopped, .. } if stopped == worker),
         );
         stopped.extend(stops.map(|event| event.span));
-        let hits = events.iter().filter(|event| cuts_off(&event.fault, worker)).map(|event| event.span);
-        let hits: Vec<_> = hits.chain(stopped.iter().copied()).collect();
+        let busy = events.iter().filter(|event| event.fault == Fault::BusyMachine).map(|event| event.span);
+        let stalls = stopped.iter().copied().chain(busy).collect();
+        let hits = events.iter().filter(|event| cuts_off(event, worker)).map(|event| event.span);
+        let stops = stopped.iter().copied().filter(|stop| stop.length() > NOTICED);
+        let hits: Vec<_> = hits.chain(stops).collect();
         let full = events.iter().filter(|event| matches!(event.fault, Fault::FillServer { .. }));
         let down = hits.iter().copied().chain(full.map(|event| event.span));
         let down = merged(down.map(healing).collect(), SLACK);
         let cut_off = merged(hits.iter().copied().map(healing).collect(), 0);
-        Self { cut_off, stopped: merged(stopped, 0), down }
+        Self { cut_off, stalls, stopped: merged(stopped, 0), down }
     }
 
     /// When a holder must have renewed all its slots once more after this moment.
@@ -177,15 +188,26 @@ impl Troubles {
         chains.map(lapse).filter(|lapse| lapse.from <= lapse.to && lapse.from <= visit.stay.to).collect()
     }
 
+    /// Whether there was a fault that calls may fail for, or the machine so busy that they may.
+    fn explain(&self, down: Span) -> bool {
+        let before = Span::new(down.from.saturating_sub(CALL), down.to);
+        let waited: Nanos = self.stalls.iter().map(|stall| common(*stall, before)).sum();
+        waited > CALL / 2
+            || self.down.iter().any(|trouble| trouble.from <= down.from && down.to <= trouble.to)
+    }
+
     fn stopped_during(&self, span: Span) -> bool {
         self.stopped.iter().any(|stop| stop.meets(span))
     }
 
     /// How much of a time this worker did not run.
     fn stopped_for(&self, span: Span) -> Nanos {
-        let common = |stop: &Span| Span::new(stop.from.max(span.from), stop.to.min(span.to)).length();
-        self.stopped.iter().map(common).sum()
+        self.stopped.iter().map(|stop| common(*stop, span)).sum()
     }
+}
+
+fn common(one: Span, other: Span) -> Nanos {
+    Span::new(one.from.max(other.from), one.to.min(other.to)).length()
 }
 
 /// The longest time between two renewals of a slot.
@@ -198,11 +220,10 @@ fn healing(span: Span) -> Span {
 }
 
 /// Whether a worker cannot reach the server meanwhile, or cannot rely on it.
-fn cuts_off(fault: &Fault, worker: usize) -> bool {
-    match fault {
-        Fault::StopServer { .. } | Fault::RestartServer { .. } | Fault::ClientKill | Fault::BusyMachine => {
-            true
-        }
+fn cuts_off(event: &Event, worker: usize) -> bool {
+    match &event.fault {
+        Fault::StopServer { .. } | Fault::BusyMachine => event.span.length() > NOTICED,
+        Fault::RestartServer { .. } | Fault::ClientKill => true,
         Fault::LoseReplies { link, .. }
         | Fault::HoldReplies { link, .. }
         | Fault::BlackHole { link, .. }
@@ -258,7 +279,9 @@ fn doubts(visit: &Visit, troubles: &Troubles, events: &[Event]) -> Vec<Doubt> {
         } else {
             lapse.from.max(told.unwrap_or(visit.stay.to).saturating_sub(TELLING))
         };
-        doubts.push(Doubt { span: Span::new(from, lapse.to), why: Why::Lapsed });
+        if from <= lapse.to {
+            doubts.push(Doubt { span: Span::new(from, lapse.to), why: Why::Lapsed });
+        }
     }
     doubts
 }
@@ -295,12 +318,18 @@ impl Findings {
                     }
                 }
                 Report::Down { span, calls, why } => {
-                    if !troubles.down.iter().any(|down| down.from <= span.from && span.to <= down.to) {
+                    if !troubles.explain(*span) {
                         let (from, to) = (seconds(span.from - start), seconds(span.to - start));
                         let mut text = format!(
                             "worker {} was told of an outage without a fault: {calls} calls from {from:.3} to {to:.3} s: {why}",
                             life.worker
                         );
+                        let waited: Nanos = troubles
+                            .stalls
+                            .iter()
+                            .map(|stall| common(*stall, Span::new(span.from - 2 * CALL, span.to)))
+                            .sum();
+                        let _ = write!(text, ", waited {} ms", waited / MS);
                         describe_events(&mut text, events, span.from, start);
                         self.violations.push(text);
                     }
@@ -347,9 +376,14 @@ impl Findings {
             let (new, there) = (visits[place], present.iter().map(|place| visits[*place]));
             self.measure(project, limit, at, there.clone());
             let call = new.entry.call;
-            if !new.entry.stored || !new.counts_during(call) {
+            if !new.entry.stored {
                 continue;
             }
+            self.admissions.0 += 1;
+            if !new.counts_during(call) {
+                continue;
+            }
+            self.admissions.1 += 1;
             let counted: Vec<_> = there.filter(|visit| visit.counts_during(call)).collect();
             let weight: u32 = counted.iter().map(|visit| visit.entry.weight).sum();
             if weight > limit {
@@ -389,6 +423,7 @@ impl Findings {
             there.retain(|visit| visit.stay.to >= page.span.to);
             for visit in there.iter().filter(|visit| visit.counts_during(page.span)) {
                 let is_there = |member| page.members.get(&member).is_some_and(|out| *out > page.span.from);
+                self.found += u64::from(visit.entry.weight);
                 if !visit.members().all(is_there) && reported.insert(visit.entry.slot) {
                     let mut text = format!("not in the store at {:.3} s: ", seconds(page.span.from - start));
                     describe(&mut text, visit, start);
@@ -508,6 +543,9 @@ fn describe(text: &mut String, visit: &Visit, start: Nanos) {
 fn describe_events(text: &mut String, events: &[Event], at: Nanos, start: Nanos) {
     let near = Span::new(at.saturating_sub(20 * SECOND), at + SECOND);
     for event in events.iter().filter(|event| event.span.meets(near)) {
+        if event.fault == Fault::BusyMachine && event.span.length() <= NOTICED {
+            continue;
+        }
         let (from, to) = (seconds(event.span.from - start), seconds(event.span.to - start));
         let _ = write!(text, "\n    {from:.3} to {to:.3} s: {:?}", event.fault);
     }

@@ -25,8 +25,8 @@ pub(crate) async fn look(arena: &Arena) -> Vec<Page> {
         let members = arena.server.members(&known.key()).await;
         let span = Span::new(from, now());
         let runs_out = |(name, score): &(String, i64)| {
-            let left = u64::try_from(score - server_now).unwrap_or(0);
-            (number_of(name), span.from + left * MS)
+            // Of those that have run out, in the past.
+            (number_of(name), span.from.saturating_add_signed((score - server_now) * MS as i64))
         };
         pages.push(Page { project, span, members: members.iter().map(runs_out).collect() });
     }

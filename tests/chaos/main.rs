@@ -109,6 +109,11 @@ async fn run(seed: u64, time: Duration) -> usize {
         "chaos: {} calls: {} admitted, {} refused, {} unavailable, {} let in by policy, {} given up",
         tally.calls, tally.admitted, tally.refused, tally.unavailable, tally.open, tally.cancelled
     );
+    let (admitted, checked) = findings.admissions;
+    println!(
+        "chaos: {checked} of {admitted} admissions held against the limit, {} slots found in the store",
+        findings.found
+    );
     findings.overlaps().iter().for_each(|line| println!("chaos: {line}"));
     println!("chaos: {} of {} ids were at their limit", findings.full.len(), PROJECTS.len());
     println!("chaos: the slowest call took {} of {} ms", findings.slowest / MS, STORE_TIMEOUT.as_millis());
@@ -117,7 +122,7 @@ async fn run(seed: u64, time: Duration) -> usize {
     if more > 0 {
         println!("chaos: and {more} more");
     }
-    if findings.full.len() < PROJECTS.len() {
+    if findings.full.len() < PROJECTS.len() || checked < admitted / 2 || findings.found == 0 {
         problems.push("too little was asked for to tell anything".to_owned());
     }
     problems.iter().for_each(|problem| println!("chaos: violation: {problem}"));
@@ -133,6 +138,10 @@ async fn storm(arena: &Arc<Arena>, seed: u64, time: Duration) -> BTreeMap<&'stat
             break;
         }
         sleep(gap).await;
+        // One that could not be injected ends the run at once.
+        while let Some(undone) = faults.try_join_next() {
+            undone.expect("every fault can be injected");
+        }
         *injected.entry(fault.name()).or_default() += 1;
         faults.spawn(Arc::clone(arena).inject(fault));
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::record::{MS, Nanos, Span, now};
 
 /// A PING that takes longer is noted.
-const LATE: Nanos = 60 * MS;
+const LATE: Nanos = 40 * MS;
 const EVERY: Duration = Duration::from_millis(20);
 
 /// Pings a server over and over, through a proxy that no fault touches.

@@ -17,7 +17,7 @@ use crate::support::child::Args;
 /// How many workers share the demand.
 pub(crate) const WORKERS: usize = 4;
 /// A gap that long between two beats is told.
-const STALL: Nanos = 60 * MS;
+const STALL: Nanos = 40 * MS;
 const BEAT: Duration = Duration::from_millis(20);
 
 /// Plays the worker until the parent says "end".

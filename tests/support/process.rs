@@ -76,7 +76,8 @@ impl Process {
 
     /// Sends a signal to the process, which must not have been reaped.
     fn signal(&mut self, signal: Signal) {
-        assert!(self.exited().is_none(), "no {signal:?} for a process that has ended");
+        let ended = self.exited();
+        assert!(ended.is_none(), "no {signal:?} for a process that has ended: {ended:?}");
         kill_process(self.raw_pid(), signal).expect("a child can be signalled");
     }
 
