@@ -200,10 +200,8 @@ impl SlotHandle {
     ///
     /// Safe: nothing is lost with the future.
     pub async fn lost(&self) {
-        match &self.outer {
-            None => lost(&self.held).await,
-            Some(outer) => tokio::select! { () = lost(&self.held) => {}, () = Box::pin(outer.lost()) => {} },
-        }
+        let outer = self.outer.as_ref().map(|outer| Box::pin(outer.lost()));
+        either_lost(&self.held, outer).await;
     }
 }
 
@@ -237,11 +235,8 @@ impl HeldSlot {
     ///
     /// Safe: nothing is lost with the future.
     pub async fn lost(&self) {
-        let held = Arc::downgrade(&self.held);
-        match &self.outer {
-            None => lost(&held).await,
-            Some(outer) => tokio::select! { () = lost(&held) => {}, () = Box::pin(outer.lost()) => {} },
-        }
+        let outer = self.outer.as_ref().map(|outer| Box::pin(outer.lost()));
+        either_lost(&Arc::downgrade(&self.held), outer).await;
     }
 }
 
@@ -403,6 +398,14 @@ impl Drop for Held {
 
 /// Resolves when the slot is lost or given back. Holds no strong reference across an await, which
 /// would keep the slot.
+/// The first loss, of this slot or of those of the layers further out.
+async fn either_lost(held: &Weak<Held>, outer: Option<impl Future<Output = ()>>) {
+    match outer {
+        None => lost(held).await,
+        Some(outer) => tokio::select! { () = lost(held) => {}, () = outer => {} },
+    }
+}
+
 async fn lost(held: &Weak<Held>) {
     let (ends, news) = match held.upgrade() {
         Some(held) => (held.ends(), held.news()),

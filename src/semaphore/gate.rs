@@ -9,7 +9,7 @@ use std::task::Waker;
 use super::effects::{Effects, Observer};
 use super::error::AcquireError;
 use super::event::{EventBatch, Reason, Ring};
-use super::handle::Handles;
+use super::handle::{Handles, Life};
 use super::idle::Place;
 use super::permit::PermitId;
 use super::queue::{Look, Ticket, Verdict};
@@ -41,8 +41,15 @@ pub(super) struct Gate {
     capacity: i64,
     max_waiters: usize,
     events: usize,
-    state: Mutex<State>,
+    locked: Mutex<Locked>,
     observer: Option<Box<Observer>>,
+}
+
+/// What the lock is round.
+#[derive(Debug)]
+struct Locked {
+    state: State,
+    life: Life,
 }
 
 /// What an open gate says to a valid weight.
@@ -77,7 +84,7 @@ impl Gate {
             capacity,
             max_waiters,
             events,
-            state: Mutex::new(state),
+            locked: Mutex::new(Locked { state, life: Life::default() }),
             observer,
         }
     }
@@ -163,9 +170,9 @@ impl Gate {
     /// gives up what kept it.
     #[cold]
     pub(super) fn release_shut(&self, id: PermitId, weight: i64) -> Option<Arc<Self>> {
-        self.change(|state, effects| {
-            state.release(id, weight, effects);
-            state.keep()
+        self.change_life(|locked, effects| {
+            locked.state.release(id, weight, effects);
+            locked.life.keep(locked.state.acquired == 0)
         })
     }
 
@@ -173,20 +180,20 @@ impl Gate {
     #[inline]
     pub(super) fn look(&self, ticket: Ticket, waker: &Waker) -> Option<Verdict> {
         loop {
-            let mut state = self.lock();
-            match state.queue.look(ticket, waker) {
+            let mut locked = self.lock();
+            match locked.state.queue.look(ticket, waker) {
                 Look::Waiting => return None,
                 Look::Over(verdict) => {
-                    let surplus = state.queue.surplus();
-                    drop(state);
+                    let surplus = locked.state.queue.surplus();
+                    drop(locked);
                     drop(surplus);
                     return Some(verdict);
                 }
-                Look::WakerChanged => drop(state),
+                Look::WakerChanged => drop(locked),
             }
             let fresh = waker.clone();
             // Not to be asked again afterwards: a waker need not recognise its own clone.
-            let changed = self.lock().queue.change_waker(ticket, fresh);
+            let changed = self.lock().state.queue.change_waker(ticket, fresh);
             if changed.is_ok() {
                 return None;
             }
@@ -236,16 +243,16 @@ impl Gate {
     /// The same place if the wait goes on; then `waker` will be told of its end.
     pub(super) fn look_idle(&self, place: Place, waker: &Waker) -> Option<Place> {
         loop {
-            let state = self.lock();
-            if state.idle.is_over(place) {
+            let locked = self.lock();
+            if locked.state.idle.is_over(place) {
                 return None;
             }
-            if state.idle.will_wake(place, waker) {
+            if locked.state.idle.will_wake(place, waker) {
                 return Some(place);
             }
-            drop(state);
+            drop(locked);
             let fresh = waker.clone();
-            let changed = self.lock().idle.change_waker(place, fresh);
+            let changed = self.lock().state.idle.change_waker(place, fresh);
             if changed.is_ok() {
                 return Some(place);
             }
@@ -259,9 +266,10 @@ impl Gate {
     /// The last handle goes. From now on permits are released under the lock, to see which is the last.
     #[cold]
     pub(super) fn desert(&self) -> Option<Arc<Self>> {
-        self.change(|state, _| {
-            state.desert();
-            state.keep()
+        self.change_life(|locked, _| {
+            locked.state.desert();
+            locked.life.desert();
+            locked.life.keep(locked.state.acquired == 0)
         })
     }
 
@@ -271,8 +279,8 @@ impl Gate {
     }
 
     pub(super) fn snapshot(&self) -> Snapshot {
-        let state = self.lock();
-        let mut snapshot = state.snapshot();
+        let locked = self.lock();
+        let mut snapshot = locked.state.snapshot();
         // One load: whatever changes the word later comes after this instant.
         let word = self.word.load(Acquire);
         if word & SHUT == 0 {
@@ -289,10 +297,10 @@ impl Gate {
             return EventBatch::default();
         }
         let fresh = Ring::new(self.events);
-        let mut state = self.lock();
-        let ring = state.journal.as_mut().and_then(|journal| journal.ring.as_mut());
+        let mut locked = self.lock();
+        let ring = locked.state.journal.as_mut().and_then(|journal| journal.ring.as_mut());
         let full = ring.map(|ring| std::mem::replace(ring, fresh));
-        drop(state);
+        drop(locked);
         full.map(Ring::into_batch).unwrap_or_default()
     }
 
@@ -347,15 +355,20 @@ impl Gate {
     /// Changes the state, then does what the change leaves to do.
     #[inline(always)]
     fn change<R>(&self, change: impl FnOnce(&mut State, &mut Effects) -> R) -> R {
+        self.change_life(|locked, effects| change(&mut locked.state, effects))
+    }
+
+    #[inline(always)]
+    fn change_life<R>(&self, change: impl FnOnce(&mut Locked, &mut Effects) -> R) -> R {
         let mut effects = Effects::default();
-        let mut state = self.lock();
-        self.shut(&mut state);
-        let was_needed = state.needed();
-        let result = change(&mut state, &mut effects);
-        if !was_needed && !state.needed() {
-            self.open(&state);
+        let mut locked = self.lock();
+        self.shut(&mut locked.state);
+        let was_needed = locked.state.needed();
+        let result = change(&mut locked, &mut effects);
+        if !was_needed && !locked.state.needed() {
+            self.open(&locked.state);
         }
-        drop(state);
+        drop(locked);
         self.alive.touch();
         effects.run(self.observer.as_deref());
         result
@@ -383,8 +396,8 @@ impl Gate {
 
     /// No code of others runs under the lock, so that nothing can poison it.
     #[inline]
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Locked> {
+        self.locked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -9,7 +9,7 @@
 //!
 //! Pointers to a gate are followed here and nowhere else, and this is why it is there:
 //!
-//! 1. From [`Handle::new`] on the gate's state holds an `Arc` of the gate. It is let go in one place,
+//! 1. From [`Handle::new`] on the gate holds an `Arc` of itself. It is let go in one place,
 //!    [`Life::keep`], under the lock, once the gate is deserted and no weight is acquired.
 //! 2. A [`Handle`] is counted. The last one deserts the gate; the count does not rise from zero, since
 //!    handles are made from handles.

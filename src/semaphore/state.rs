@@ -5,13 +5,10 @@ use std::task::Waker;
 use super::effects::Effects;
 use super::error::AcquireError;
 use super::event::{Event, EventKind, Reason, Ring};
-use super::gate::Gate;
-use super::handle::Life;
 use super::idle::Idle;
 use super::permit::PermitId;
 use super::queue::{Queue, Ticket, Verdict};
 use super::snapshot::Snapshot;
-use super::sync::Arc;
 
 /// What an acquire came to at once.
 pub(super) enum Start {
@@ -40,7 +37,6 @@ pub(super) struct State {
     pub(super) idle: Idle,
     /// Boxed: most have none, and each transition asks.
     pub(super) journal: Option<Box<Journal>>,
-    pub(super) life: Life,
     /// Needed for good: somebody listens, the weights do not fit into a word, it is closed or deserted.
     always: bool,
     max_waiters: usize,
@@ -59,7 +55,6 @@ impl State {
             queue: Queue::default(),
             idle: Idle::default(),
             journal,
-            life: Life::default(),
             max_waiters,
             cancellations: 0,
             closed: false,
@@ -191,13 +186,6 @@ impl State {
     /// No handle is left, and so nobody who waits.
     pub(super) fn desert(&mut self) {
         self.always = true;
-        self.life.desert();
-    }
-
-    /// See [`Life::keep`].
-    #[inline]
-    pub(super) fn keep(&mut self) -> Option<Arc<Gate>> {
-        self.life.keep(self.acquired == 0)
     }
 
     /// By subtraction: a sum could overflow.

@@ -133,7 +133,13 @@ pub(super) enum Redirect {
 impl Redirect {
     fn of(reply: &RedisResult<Value>) -> Option<Self> {
         let error = match reply {
-            Ok(value) => return tells_left_half_way(value).then_some(Self::Again),
+            // Where a flight's notes stand, which tell what is wrong with a key.
+            Ok(Value::Array(items)) => {
+                let Some(Value::Array(notes)) = items.get(1) else { return None };
+                let left = notes.iter().any(|note| text(note).is_some_and(left_half_way));
+                return left.then_some(Self::Again);
+            }
+            Ok(_) => return None,
             Err(error) => error,
         };
         if let Some((to, slot)) = error.redirect_node() {
@@ -146,14 +152,6 @@ impl Redirect {
         }
         let again = error.kind() == ServerErrorKind::TryAgain.into() || left_half_way(&error.to_string());
         again.then_some(Self::Again)
-    }
-}
-
-/// A flight tells in its notes what is wrong with a key.
-fn tells_left_half_way(value: &Value) -> bool {
-    match value {
-        Value::Array(items) => items.iter().any(tells_left_half_way),
-        _ => text(value).is_some_and(left_half_way),
     }
 }
 

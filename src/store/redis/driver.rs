@@ -66,7 +66,7 @@ impl Driver {
         let mut state = self.lock();
         let lane = state.table.routes.lane_of(&claim.key);
         let mut admit = || {
-            self.ready(&mut state, &terms)?;
+            self.ready(&mut state, &terms, now)?;
             self.want(&mut state, lane);
             state.lanes[lane].breaker.admit(now, deadline)
         };
@@ -99,12 +99,12 @@ impl Driver {
     }
 
     pub(super) fn adopt(self: &Arc<Self>, claim: Claim) {
-        let mut state = self.lock();
+        let (mut state, now) = (self.lock(), Instant::now());
         // Where there is no runtime, none of it will ever be sent.
-        if self.ready(&mut state, &claim.terms).is_ok() {
+        if self.ready(&mut state, &claim.terms, now).is_ok() {
             let lane = state.table.routes.lane_of(&claim.key);
             self.want(&mut state, lane);
-            state.table.adopt(claim, Instant::now());
+            state.table.adopt(claim, now);
         }
     }
 
@@ -131,12 +131,13 @@ impl Driver {
             state.table.release(slot, Some(confirm), &mut news);
         } else {
             let terms = state.terms.first().cloned().unwrap_or_else(some_terms);
-            self.ready(&mut state, &terms)?;
+            self.ready(&mut state, &terms, Instant::now())?;
             state.table.release_foreign(key.clone(), slot, terms, confirm);
         }
+        let pilots = self.summon(&mut state);
         drop(state);
         news.deliver();
-        self.depart();
+        self.call_pilots(pilots);
         Ok(())
     }
 
@@ -200,7 +201,7 @@ impl Driver {
         arguments: impl Fn(&mut Cmd) + Send + Sync,
     ) -> Result<Value, StoreError> {
         let linked = async {
-            self.ready(&mut self.lock(), terms)?;
+            self.ready(&mut self.lock(), terms, Instant::now())?;
             self.link(Place::Key(key)).await
         };
         let (mut conn, epoch) = timeout_at(deadline, linked).await.unwrap_or_else(|_| Err(timed_out()))?;
@@ -274,13 +275,17 @@ impl Driver {
     }
 
     /// Sees to it that there is a runtime to run on, and an upkeep task.
-    fn ready(self: &Arc<Self>, state: &mut State, terms: &Arc<Terms>) -> Result<(), StoreError> {
+    fn ready(
+        self: &Arc<Self>,
+        state: &mut State,
+        terms: &Arc<Terms>,
+        now: Instant,
+    ) -> Result<(), StoreError> {
         state.tick = state.tick.min(terms.lease / 12);
         if !state.terms.iter().any(|known| known.policy == terms.policy) {
             state.terms.push(Arc::clone(terms));
             state.show(0, None);
         }
-        let now = Instant::now();
         if !state.is_driven(now) {
             self.move_in(state)?;
         }
