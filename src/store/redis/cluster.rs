@@ -10,9 +10,9 @@ use tokio::time::{sleep, timeout};
 use super::connection::{Address, Endpoint, address_of, dial, relocated, request};
 use super::driver::{Driver, Place};
 use super::error::{from_redis, malformed};
+use super::news::News;
 use super::script::{Source, text};
 use super::state::{Lane, State};
-use super::table::News;
 use crate::store::{Key, StoreError, StoreErrorKind};
 
 /// The hash slots that a cluster deals out to its nodes.

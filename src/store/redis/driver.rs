@@ -6,6 +6,9 @@
 //! once a flight is back. So an idle server costs no hop between tasks, and a busy one is asked in
 //! batches. On a slow link that bound would cost time: then one more flight a millisecond goes out.
 
+mod calls;
+mod links;
+
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,12 +22,14 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::unconstrained;
 use tokio::time::{Instant, timeout_at};
 
-use super::connection::{Conn, Endpoint};
+pub(super) use self::calls::Ran;
+pub(super) use self::links::Place;
+use super::connection::Endpoint;
 use super::error::{connection_lost, from_redis, timed_out};
-use super::flight::{Confirm, Flight, FlightReply, lease_ms};
-use super::script::{self, Source};
-use super::state::{FLIGHTS, Home, Lane, Link, Out, State};
-use super::table::{Failed, News, Stamp};
+use super::flight::{Confirm, Failed, Flight, FlightReply};
+use super::news::News;
+use super::script;
+use super::state::{FLIGHTS, Home, Out, State};
 use super::upkeep;
 use crate::metrics::Operation;
 use crate::store::{Claim, Grant, Key, Reply, SlotId, StoreError, StoreErrorKind, Terms};
@@ -149,131 +154,6 @@ impl Driver {
         }
     }
 
-    pub(super) async fn drain(self: &Arc<Self>, key: &Key, terms: &Arc<Terms>) -> Result<u32, StoreError> {
-        let (drained_at, dropped) = self.drop_all(key, terms).await?;
-        let mut news = News::default();
-        self.lock().table.drained(key, drained_at, &mut news);
-        news.deliver();
-        Ok(dropped)
-    }
-
-    /// When and how many.
-    async fn drop_all(self: &Arc<Self>, key: &Key, terms: &Arc<Terms>) -> Result<(u64, u32), StoreError> {
-        let (lease_ms, deadline) = (lease_ms(terms), Instant::now() + terms.timeout);
-        let drain = Operation::Drain;
-        #[cfg(feature = "redis-cluster")]
-        if self.lock().is_cluster() {
-            // While a hash slot moves, no call with two keys is served.
-            let write = |cmd: &mut Cmd| script::write_key(cmd, key);
-            let (_, ttl) = self.number_of(key, terms, deadline, drain, &script::TTL, write).await?;
-            // A holder may have a longer lease than who drains: the key outlives its slots by 10 s.
-            let keep_ms = (2 * lease_ms).max(u64::from(ttl).saturating_sub(10_000));
-            let write = |cmd: &mut Cmd| script::write_mark(cmd, key, keep_ms);
-            let (drained_at, _) = self.number_of(key, terms, deadline, drain, &script::MARK, write).await?;
-            let write = |cmd: &mut Cmd| script::write_drop(cmd, key, lease_ms);
-            let (_, dropped) = self.number_of(key, terms, deadline, drain, &script::DRAIN, write).await?;
-            return Ok((drained_at, dropped));
-        }
-        let write = |cmd: &mut Cmd| script::write_drain(cmd, key, lease_ms);
-        self.number_of(key, terms, deadline, drain, &script::DRAIN, write).await
-    }
-
-    /// Runs a script for a key outside the flights, and returns the server's time and its number.
-    pub(super) async fn number_of(
-        self: &Arc<Self>,
-        key: &Key,
-        terms: &Arc<Terms>,
-        deadline: Instant,
-        operation: Operation,
-        source: &'static Source,
-        arguments: impl Fn(&mut Cmd) + Send + Sync,
-    ) -> Result<(u64, u32), StoreError> {
-        let reply = self.call(key, terms, deadline, source, arguments).await.and_then(script::read_number);
-        reply.map_err(|error| counted(terms, operation, error))
-    }
-
-    async fn call(
-        self: &Arc<Self>,
-        key: &Key,
-        terms: &Arc<Terms>,
-        deadline: Instant,
-        source: &'static Source,
-        arguments: impl Fn(&mut Cmd) + Send + Sync,
-    ) -> Result<Value, StoreError> {
-        let linked = async {
-            self.ready(&mut self.lock(), terms, Instant::now())?;
-            self.link(Place::Key(key)).await
-        };
-        let (mut conn, epoch) = timeout_at(deadline, linked).await.unwrap_or_else(|_| Err(timed_out()))?;
-        let run = self.run(&mut conn, key, deadline, source, |cmd, _| arguments(cmd));
-        let Ran { reply, strayed } = run.await;
-        match &reply {
-            _ if strayed => {}
-            Ok(_) => self.lock().answered(epoch),
-            Err(error) => self.lock_and(|driver, state| driver.failed(state, error, epoch)),
-        }
-        reply
-    }
-
-    /// Runs a script over this connection, or where the server says that the key is. What is written
-    /// must be about that key alone, without its marker, where the second argument is true.
-    pub(super) async fn run(
-        self: &Arc<Self>,
-        conn: &mut Conn,
-        key: &Key,
-        deadline: Instant,
-        source: &'static Source,
-        arguments: impl Fn(&mut Cmd, bool) + Send + Sync,
-    ) -> Ran {
-        let run = conn.run(source, |cmd| arguments(cmd, false));
-        match timeout_at(deadline, run).await {
-            Ok(reply) => self.arrive(reply, key, deadline, source, arguments).await,
-            Err(_) => Ran { reply: Err(timed_out()), strayed: false },
-        }
-    }
-
-    /// Follows a reply that says that the key is elsewhere.
-    async fn arrive(
-        self: &Arc<Self>,
-        reply: RedisResult<Value>,
-        _key: &Key,
-        _deadline: Instant,
-        _source: &'static Source,
-        _arguments: impl Fn(&mut Cmd, bool) + Send + Sync,
-    ) -> Ran {
-        #[cfg(feature = "redis-cluster")]
-        if let Some(redirect) = self.redirect(&reply) {
-            let follow = self.follow(redirect, _key, _source, _arguments);
-            let reply = timeout_at(_deadline, follow).await.unwrap_or_else(|_| Err(timed_out()));
-            return Ran { reply, strayed: true };
-        }
-        Ran { reply: reply.map_err(|error| from_redis(&error)), strayed: false }
-    }
-
-    /// The connection to the server at this place, once there is one.
-    pub(super) async fn link(self: &Arc<Self>, place: Place<'_>) -> Result<(Conn, u64), StoreError> {
-        loop {
-            let linked = self.linked.notified();
-            {
-                let mut state = self.lock();
-                let lane = match place {
-                    Place::Key(key) => state.table.routes.lane_of(key),
-                    #[cfg(feature = "redis-cluster")]
-                    Place::Node(node) => state.lane_to(node).unwrap_or_default(),
-                };
-                self.want(&mut state, lane);
-                let Lane { breaker, link, .. } = &state.lanes[lane];
-                if let Some(error) = breaker.open_error().filter(|_| !breaker.lets_send()) {
-                    return Err(error.clone());
-                }
-                if let Some(Link { conn, epoch }) = link {
-                    return Ok((conn.clone(), *epoch));
-                }
-            }
-            linked.await;
-        }
-    }
-
     /// Sees to it that there is a runtime to run on, and an upkeep task.
     fn ready(
         self: &Arc<Self>,
@@ -295,13 +175,6 @@ impl Driver {
             self.wake.notify_one();
         }
         Ok(())
-    }
-
-    /// Sees to it that there is a connection on a lane, or somebody who connects.
-    fn want(self: &Arc<Self>, state: &mut State, lane: usize) {
-        if state.lanes[lane].link.is_none() {
-            self.recover(state, lane, false);
-        }
     }
 
     /// Makes the current runtime the driver's. What ran on another one is gone with it, or stands still.
@@ -563,144 +436,6 @@ impl Driver {
         let change = state.lanes[lane].breaker.succeeded();
         state.show(lane, change.as_ref());
     }
-
-    /// A call over the connection `epoch` has failed. Replaces the connection if it is of no more
-    /// use, and looks after the server once the breaker is open.
-    pub(super) fn failed(self: &Arc<Self>, state: &mut State, error: &StoreError, epoch: u64) {
-        // Otherwise it was one that was given up since, or one key alone.
-        let Some(lane) = state.lane_with(epoch).filter(|_| error.kind() != StoreErrorKind::WrongType) else {
-            return;
-        };
-        let Lane { breaker, link, .. } = &mut state.lanes[lane];
-        let change = breaker.failed(error);
-        let broken =
-            matches!(error.kind(), StoreErrorKind::Io | StoreErrorKind::ReadOnly | StoreErrorKind::Loading);
-        let open = breaker.open_error().is_some();
-        if broken || (open && error.kind() == StoreErrorKind::Timeout) {
-            *link = None;
-        }
-        let lost = link.is_none();
-        state.show(lane, change.as_ref());
-        #[cfg(feature = "redis-cluster")]
-        if error.kind() == StoreErrorKind::Cluster {
-            self.ask_again(state);
-        }
-        if open || lost {
-            self.recover(state, lane, open);
-        }
-    }
-
-    /// Starts the task that looks for a working connection on a lane, unless it runs.
-    pub(super) fn recover(self: &Arc<Self>, state: &mut State, lane: usize, wait: bool) {
-        let home = state.home.as_ref().filter(|home| home.is_alive());
-        let lost = &mut state.lanes[lane];
-        let Some(home) = home.filter(|_| !lost.recovering) else { return };
-        lost.recovering = true;
-        let wait = wait.then(|| lost.breaker.wait(0));
-        upkeep::spawn_recovery(home, Arc::downgrade(self), lane, lost.endpoint.clone(), wait);
-    }
-
-    /// The recovery task has a working connection.
-    pub(super) fn connected(self: &Arc<Self>, lane: usize, conn: Conn, server: u64) {
-        let mut state = self.lock();
-        state.epoch += 1;
-        let epoch = state.epoch;
-        let check_settings = !std::mem::replace(&mut state.lanes[lane].settings_checked, true);
-        if let Some(home) = &state.home {
-            if check_settings {
-                home.handle.spawn(super::connection::warn_of_settings(conn.clone()));
-            }
-            let endpoint = &state.lanes[lane].endpoint;
-            if endpoint.may_move() {
-                upkeep::spawn_watch(&home.handle, Arc::downgrade(self), endpoint.clone(), epoch);
-            }
-        }
-        let found = &mut state.lanes[lane];
-        found.recovering = false;
-        found.link = Some(Link { conn, epoch });
-        found.breaker.half_open();
-        found.set_clock(server, Instant::now());
-        state.show(lane, None);
-        drop(state);
-        self.linked.notify_waiters();
-        self.wake.notify_one();
-        self.depart();
-    }
-
-    /// The recovery task has found none. Returns how long to wait before the next try, unless there
-    /// is no need for one.
-    pub(super) fn not_connected(
-        self: &Arc<Self>,
-        lane: usize,
-        error: &StoreError,
-        tries: u32,
-    ) -> Option<Duration> {
-        let mut state = self.lock();
-        #[cfg(feature = "redis-cluster")]
-        if !self.still_needs(&mut state, lane) {
-            state.lanes[lane].recovering = false;
-            return None;
-        }
-        let lost = &mut state.lanes[lane];
-        lost.link = None;
-        let change = lost.breaker.not_connected(error);
-        let wait = lost.breaker.wait(tries);
-        state.show(lane, change.as_ref());
-        self.settle(state, News::default());
-        self.linked.notify_waiters();
-        Some(wait)
-    }
-
-    /// Who waits for a connection looks again, and what waits for a flight departs: it may have
-    /// another lane now.
-    #[cfg(feature = "redis-cluster")]
-    pub(super) fn rerouted(self: &Arc<Self>) {
-        self.linked.notify_waiters();
-        self.wake.notify_one();
-        self.depart();
-    }
-
-    pub(super) fn uses(&self, epoch: u64) -> bool {
-        self.lock().lane_with(epoch).is_some()
-    }
-
-    /// The connection `epoch` leads to a server that is not to be used any more.
-    pub(super) fn leave(self: &Arc<Self>, epoch: u64) {
-        let mut state = self.lock();
-        if let Some(lane) = state.lane_with(epoch) {
-            state.lanes[lane].link = None;
-            self.recover(&mut state, lane, false);
-        }
-    }
-
-    /// The connection for a renewal, and the stamp of now. None for one that was given up with its home.
-    pub(super) fn link_now(self: &Arc<Self>, key: &Key, home: u64) -> Option<(Conn, Stamp)> {
-        let mut state = self.lock();
-        if !state.is_home(home) {
-            return None;
-        }
-        let lane = state.table.routes.lane_of(key);
-        self.want(&mut state, lane);
-        let lane = &state.lanes[lane];
-        let conn = lane.link.as_ref().filter(|_| lane.breaker.lets_send())?.conn.clone();
-        Some((conn, lane.stamp(Instant::now())?))
-    }
-}
-
-/// Where a connection is to lead to.
-#[derive(Clone, Copy)]
-pub(super) enum Place<'a> {
-    /// The server that has this key.
-    Key(&'a Key),
-    #[cfg(feature = "redis-cluster")]
-    Node(&'a super::connection::Address),
-}
-
-/// What a script call came to.
-pub(super) struct Ran {
-    pub(super) reply: Result<Value, StoreError>,
-    /// It did not end where it was sent first.
-    pub(super) strayed: bool,
 }
 
 /// What one call of a flight came to.

@@ -7,7 +7,7 @@ use ::redis::{Cmd, Value};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::error::{classify_text, malformed};
+use super::error::{classify_text, connection_lost, malformed};
 use super::script::{count, sequence, text, unsigned};
 use crate::store::{Grant, Key, SlotId, StoreError, StoreErrorKind, Terms};
 
@@ -33,6 +33,32 @@ impl Doubt {
     /// Whether what was executed at `now`, over the connection `epoch`, came after it for sure.
     pub(super) fn settled(self, now: u64, epoch: Option<u64>) -> bool {
         now > self.until || epoch == Some(self.epoch)
+    }
+}
+
+/// What a call came to that brought no reply.
+#[derive(Clone)]
+pub(super) struct Failed {
+    pub(super) error: StoreError,
+    /// A task went away that carried it for others: nothing is wrong with the connection.
+    pub(super) abandoned: bool,
+    /// The server may have executed it, or may still do so.
+    pub(super) unknown: bool,
+}
+
+impl Failed {
+    /// A caller or a runtime went away: nobody's failure.
+    pub(super) fn abandoned() -> Self {
+        Self { error: connection_lost(), abandoned: true, unknown: true }
+    }
+}
+
+impl From<StoreError> for Failed {
+    fn from(error: StoreError) -> Self {
+        // The server says no before it runs a script, in all other cases.
+        let unknown =
+            matches!(error.kind(), StoreErrorKind::Timeout | StoreErrorKind::Io | StoreErrorKind::Other);
+        Self { error, abandoned: false, unknown }
     }
 }
 

@@ -30,6 +30,7 @@ mod connection;
 mod driver;
 mod error;
 mod flight;
+mod news;
 mod routes;
 mod script;
 #[cfg(feature = "redis-sentinel")]
@@ -65,8 +66,8 @@ use crate::metrics::Operation;
 /// needs.
 ///
 /// Nothing is connected before the first call. All calls of one store to one server go over one
-/// connection, which is replaced when it breaks, stalls or turns out to lead to a replica. Clones share it, and limiters
-/// of different names and prefixes may share a store.
+/// connection, which is replaced when it breaks, stalls or turns out to lead to a replica. Clones share
+/// it, and limiters of different names and prefixes may share a store.
 ///
 /// It runs on the tokio runtime of the call that came first, and moves to another's with the next call
 /// there when that one is gone, or was not driven for half a second.

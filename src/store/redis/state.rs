@@ -10,7 +10,8 @@ use tokio::time::Instant;
 use super::breaker::{Breaker, Change};
 use super::connection::{Conn, Endpoint};
 use super::flight::{Ask, Flight, FlightReply};
-use super::table::{News, Stamp, Table};
+use super::news::News;
+use super::table::{Stamp, Table};
 use crate::store::{StoreErrorKind, Terms};
 use crate::trace::{Sparingly, event};
 

@@ -1,18 +1,23 @@
 //! The table of every slot that this process has asked for and not yet given back, and the queues
 //! to and from it. It decides what becomes of each; it sends nothing and waits for nothing.
 
-use std::collections::{BTreeSet, HashMap, VecDeque, hash_map};
+mod renewal;
+
+use std::collections::{BTreeSet, VecDeque, hash_map};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::error::{connection_lost, timed_out};
-use super::flight::{Acquire, Ask, Cargo, Confirm, Doubt, Flight, FlightReply, MOST_SLOTS, Release, Verdict};
+pub(super) use self::renewal::Batch;
+use super::error::timed_out;
+use super::flight::{
+    Acquire, Ask, Cargo, Confirm, Doubt, Failed, Flight, FlightReply, MOST_SLOTS, Release, Verdict,
+};
+use super::news::{Answer, News};
 use super::routes::Routes;
-use super::script::{RenewReply, RenewVerdict, Renewal};
-use crate::metrics::{self, Released};
+use crate::metrics::Released;
 use crate::store::{Claim, Grant, Holder, Key, Lost, SlotId, SlotMap, StoreError, StoreErrorKind, Terms};
 
 /// How long a release waits that the server answered with an error.
@@ -104,71 +109,6 @@ enum Phase {
     Held,
     /// In a renewal. A release waits for it, so that the renewal does not bring the slot back.
     Renewing,
-}
-
-/// What a call came to that brought no reply.
-#[derive(Clone)]
-pub(super) struct Failed {
-    pub(super) error: StoreError,
-    /// A task went away that carried it for others: nothing is wrong with the connection.
-    pub(super) abandoned: bool,
-    /// The server may have executed it, or may still do so.
-    pub(super) unknown: bool,
-}
-
-impl Failed {
-    /// A caller or a runtime went away: nobody's failure.
-    pub(super) fn abandoned() -> Self {
-        Self { error: connection_lost(), abandoned: true, unknown: true }
-    }
-}
-
-impl From<StoreError> for Failed {
-    fn from(error: StoreError) -> Self {
-        // The server says no before it runs a script, in all other cases.
-        let unknown =
-            matches!(error.kind(), StoreErrorKind::Timeout | StoreErrorKind::Io | StoreErrorKind::Other);
-        Self { error, abandoned: false, unknown }
-    }
-}
-
-type Answer = oneshot::Sender<Result<Grant, StoreError>>;
-
-/// Answers and news to deliver once no lock is held.
-#[derive(Default)]
-pub(super) struct News {
-    replies: Vec<(Answer, Result<Grant, StoreError>)>,
-    confirms: Vec<(Confirm, Result<(), StoreError>)>,
-    losses: Vec<(Weak<dyn Holder>, Lost)>,
-    flushed: Vec<oneshot::Sender<()>>,
-}
-
-impl News {
-    /// A receiver that is gone needs no news.
-    pub(super) fn deliver(self) {
-        for (reply, answer) in self.replies {
-            let _ = reply.send(answer);
-        }
-        for (confirm, result) in self.confirms {
-            let _ = confirm.send(result);
-        }
-        for (holder, why) in self.losses {
-            if let Some(holder) = holder.upgrade() {
-                holder.lost(why);
-            }
-        }
-        for flushed in self.flushed {
-            let _ = flushed.send(());
-        }
-    }
-}
-
-/// Slots of one key that are due for renewal.
-pub(super) struct Batch {
-    pub(super) key: Key,
-    pub(super) terms: Arc<Terms>,
-    pub(super) slots: Vec<Renewal>,
-    pub(super) sent: Instant,
 }
 
 /// The instant, the connection's epoch, and the server's clock: what a call is stamped with.
@@ -616,15 +556,8 @@ impl Table {
         }
     }
 
-    /// Once a tick: ends what has lapsed, tells who has lost a slot, and returns what has to be
-    /// renewed before the next tick but one. `can_send` is said of each lane.
-    pub(super) fn tick(
-        &mut self,
-        now: Instant,
-        tick: Duration,
-        can_send: &[bool],
-        news: &mut News,
-    ) -> Vec<Batch> {
+    /// Once a tick: ends what has lapsed, and what is past its `max_hold`.
+    pub(super) fn end_overdue(&mut self, now: Instant, news: &mut News) {
         let mut lapsed = Vec::new();
         for queue in &mut self.queues {
             let releases = std::mem::take(&mut queue.releases);
@@ -634,11 +567,6 @@ impl Table {
             lapsed.extend(over);
         }
         lapsed.into_iter().for_each(|release| self.lapse(release, news));
-        self.end_overdue(now, news);
-        self.due_renewals(now, tick, can_send, news)
-    }
-
-    fn end_overdue(&mut self, now: Instant, news: &mut News) {
         let overdue = |entry: &Entry| {
             entry.phase == Phase::Held && entry.terms.max_hold.is_some_and(|most| entry.since + most <= now)
         };
@@ -649,115 +577,6 @@ impl Table {
                 news.losses.push((Weak::clone(&entry.holder), Lost::MaxHold));
             }
             self.release(slot, None, news);
-        }
-    }
-
-    fn due_renewals(
-        &mut self,
-        now: Instant,
-        tick: Duration,
-        can_send: &[bool],
-        news: &mut News,
-    ) -> Vec<Batch> {
-        let mut batches: Vec<Batch> = Vec::new();
-        let mut open: HashMap<(Key, Duration), (usize, u32)> = HashMap::new();
-        for (slot, entry) in &mut self.slots {
-            if entry.phase != Phase::Held {
-                continue;
-            }
-            if entry.registered && !entry.told_lapsed && entry.renewed + entry.terms.lease <= now {
-                entry.told_lapsed = true;
-                news.losses.push((Weak::clone(&entry.holder), Lost::Lapsed));
-            }
-            let due = if entry.registered {
-                now + tick >= entry.renewed + entry.terms.lease / 3
-            } else {
-                can_send[self.routes.lane_of(&entry.key)]
-            };
-            if !due {
-                continue;
-            }
-            entry.phase = Phase::Renewing;
-            entry.sent = now;
-            let renewal = Renewal { slot: *slot, weight: entry.weight, since: entry.since_server };
-            let group =
-                open.entry((entry.key.clone(), entry.terms.lease)).or_insert((usize::MAX, MOST_SLOTS));
-            if group.1 + entry.weight > MOST_SLOTS {
-                *group = (batches.len(), 0);
-                let (key, terms) = (entry.key.clone(), Arc::clone(&entry.terms));
-                batches.push(Batch { key, terms, slots: Vec::new(), sent: now });
-            }
-            group.1 += entry.weight;
-            batches[group.0].slots.push(renewal);
-        }
-        batches
-    }
-
-    /// A renewal is back with a reply.
-    pub(super) fn renewed(&mut self, batch: &Batch, reply: &RenewReply, doubt: Doubt, news: &mut News) {
-        let meters = &batch.terms.meters;
-        meters.expired.add(reply.lapsed);
-        for (Renewal { slot, .. }, verdict) in batch.slots.iter().zip(&reply.verdicts) {
-            let Some(entry) = self.slots.get_mut(slot) else { continue };
-            let result = match verdict {
-                RenewVerdict::Renewed => metrics::Renewal::Renewed,
-                RenewVerdict::PutBack => {
-                    meters.reasserted.add(1);
-                    metrics::Renewal::Reasserted
-                }
-                RenewVerdict::Drained => metrics::Renewal::Lost,
-                RenewVerdict::Late => metrics::Renewal::Error,
-            };
-            meters.renewals.get(result).add(1);
-            match verdict {
-                RenewVerdict::Renewed | RenewVerdict::PutBack => {
-                    entry.renewed = batch.sent;
-                    if !std::mem::replace(&mut entry.registered, true) {
-                        entry.since_server = reply.now;
-                    }
-                    self.renewal_over(*slot, None);
-                }
-                RenewVerdict::Drained => {
-                    news.losses.push((Weak::clone(&entry.holder), Lost::Drained));
-                    (entry.doubt, entry.registered) = (None, false);
-                    let followers = std::mem::take(&mut entry.followers);
-                    self.undo(*slot, news);
-                    news.replies.extend(followers.into_iter().map(|claim| (claim.reply, Err(timed_out()))));
-                }
-                RenewVerdict::Late => self.renewal_over(*slot, Some(doubt)),
-            }
-        }
-    }
-
-    /// A renewal brought no reply: the next tick tries again.
-    pub(super) fn not_renewed(&mut self, batch: &Batch, doubt: Option<Doubt>) {
-        for Renewal { slot, .. } in &batch.slots {
-            batch.terms.meters.renewals.get(metrics::Renewal::Error).add(1);
-            self.renewal_over(*slot, doubt);
-        }
-    }
-
-    /// Renewals are out that nobody will hear of.
-    pub(super) fn strand_renewals(&mut self, server_now: u64, epoch: u64) {
-        let out = self.slots.iter().filter(|(_, entry)| entry.phase == Phase::Renewing);
-        let out: Vec<_> = out.map(|(slot, entry)| (*slot, entry.terms.timeout)).collect();
-        for (slot, timeout) in out {
-            let timeout = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-            let until = server_now.saturating_add(timeout).saturating_add(1);
-            self.renewal_over(slot, Some(Doubt { until, epoch }));
-        }
-    }
-
-    fn renewal_over(&mut self, slot: SlotId, doubt: Option<Doubt>) {
-        let Some(entry) = self.slots.get_mut(&slot) else { return };
-        entry.phase = Phase::Held;
-        entry.doubt = doubt.map(|doubt| doubt.or(entry.doubt)).or(entry.doubt);
-        if let Some(GivenUp(confirm)) = entry.given_up.take() {
-            self.give_back(slot, confirm);
-        } else if !entry.followers.is_empty() {
-            entry.phase = Phase::Queued;
-            let next = entry.followers.remove(0);
-            self.queues[self.routes.lane_of(&entry.key)].acquires.push_back(next);
         }
     }
 

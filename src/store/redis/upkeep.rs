@@ -11,10 +11,11 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::connection::{Endpoint, Found};
 use super::driver::{Driver, MOST_WAIT, Ran};
-use super::flight::{Doubt, lease_ms};
+use super::flight::{Doubt, Failed, lease_ms};
+use super::news::News;
 use super::script;
 use super::state::{Home, Lane, State};
-use super::table::{Batch, Failed, News};
+use super::table::Batch;
 use crate::metrics::Operation;
 
 /// How often to ask whether the server in use still is the right one.
@@ -62,7 +63,8 @@ fn keep_time(
     if *next_tick <= now || *next_tick > now + tick {
         *next_tick = now + tick;
         let can_send: Vec<_> = state.lanes.iter().map(Lane::can_send).collect();
-        batches = state.table.tick(now, tick, &can_send, &mut news);
+        state.table.end_overdue(now, &mut news);
+        batches = state.table.due_renewals(now, tick, &can_send, &mut news);
         state.show_backlog();
     }
     let waits = |lane: &usize| state.waiting_since(*lane).is_some_and(|since| since + MOST_WAIT <= now);
