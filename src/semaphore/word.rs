@@ -1,11 +1,11 @@
 //! How the counters of an open gate share one word.
 //!
 //! ```text
-//! bit  0        shut: the word means nothing, the state behind the lock decides
-//!      1        closed: the semaphore is, for good
-//!      2..8     rejections since the gate was opened
-//!      8..8+n   available weight, n bits: as many as the capacity needs
-//!      8+n..    admissions since the base
+//! bit  0          shut: the word means nothing, the state behind the lock decides
+//!      1          closed: the semaphore is, for good
+//!      2..2+r     rejections since the gate was opened, 6 to 16 bits
+//!      2+r..      available weight: as many bits as the capacity needs, 32 at most
+//!      the rest   admissions since the base, 24 bits at least
 //! ```
 
 /// The state behind the lock decides.
@@ -14,38 +14,52 @@ pub(super) const SHUT: u64 = 1;
 pub(super) const CLOSED: u64 = 1 << 1;
 
 const REJECTION: u64 = 1 << 2;
-const REJECTIONS: u64 = 0b11_1111 << 2;
-const AVAILABLE_SHIFT: u32 = 8;
-const AVAILABLE_BITS: u32 = 32;
+const FLAGS: u32 = 2;
+const MOST_REJECTION_BITS: u32 = 16;
+const MOST_AVAILABLE_BITS: u32 = 32;
+const LEAST_ADMISSION_BITS: u32 = 24;
 
 /// Where the fields of a semaphore's words are.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
+    available_shift: u32,
     admission_shift: u32,
+    /// What a weight of one takes: a product costs the common cases less than a shift that varies.
+    unit: u64,
     /// What one admission adds.
     admission: u64,
 }
 
 impl Layout {
     /// For a gate that never opens.
-    pub(super) const UNUSED: Self = Self { admission_shift: 0, admission: 1 };
+    pub(super) const UNUSED: Self =
+        Self { available_shift: FLAGS, admission_shift: FLAGS, unit: REJECTION, admission: REJECTION };
 
-    /// The layout for a capacity, unless it is too large to share a word. At least 24 bits are left
-    /// for the admissions.
+    /// The layout for a capacity, unless it is too large to share a word.
     pub(super) fn new(capacity: i64) -> Option<Self> {
         let bits = i64::BITS - capacity.leading_zeros();
-        let admission_shift = AVAILABLE_SHIFT + bits;
-        (bits <= AVAILABLE_BITS).then(|| Self { admission_shift, admission: 1 << admission_shift })
+        if bits > MOST_AVAILABLE_BITS {
+            return None;
+        }
+        let spare = u64::BITS - FLAGS - bits - LEAST_ADMISSION_BITS;
+        let available_shift = FLAGS + spare.min(MOST_REJECTION_BITS);
+        let admission_shift = available_shift + bits;
+        Some(Self {
+            available_shift,
+            admission_shift,
+            unit: 1 << available_shift,
+            admission: 1 << admission_shift,
+        })
     }
 
     #[inline]
     pub(super) fn pack(self, available: i64, admissions: u64) -> u64 {
-        admissions << self.admission_shift | (available as u64) << AVAILABLE_SHIFT
+        admissions << self.admission_shift | (available as u64) << self.available_shift
     }
 
     #[inline]
     pub(super) fn available(self, word: u64) -> i64 {
-        (self.below_admissions(word) >> AVAILABLE_SHIFT) as i64
+        (self.below_admissions(word) >> self.available_shift) as i64
     }
 
     #[inline]
@@ -55,7 +69,7 @@ impl Layout {
 
     #[inline]
     pub(super) fn rejections(self, word: u64) -> u64 {
-        (word & REJECTIONS) / REJECTION
+        (word & self.full_rejections()) / REJECTION
     }
 
     /// The most admissions that a word can count.
@@ -67,26 +81,39 @@ impl Layout {
     /// Whether a valid weight is available: the bits below it do not change the answer.
     #[inline]
     pub(super) fn fits(self, word: u64, weight: i64) -> bool {
-        self.below_admissions(word) >= (weight as u64) << AVAILABLE_SHIFT
+        self.below_admissions(word) >= self.share(weight)
     }
 
     /// The word after one more admission, if it can count it.
     #[inline]
     pub(super) fn admit(self, word: u64, weight: i64) -> Option<u64> {
         let counted = word.checked_add(self.admission)?;
-        Some(counted - ((weight as u64) << AVAILABLE_SHIFT))
+        Some(counted - self.share(weight))
     }
 
     /// The word after one more rejection, if it can count it.
     #[inline]
     pub(super) fn reject(self, word: u64) -> Option<u64> {
-        (word & REJECTIONS != REJECTIONS).then_some(word + REJECTION)
+        let full = self.full_rejections();
+        (word & full != full).then_some(word + REJECTION)
     }
 
     /// The word after a release: what was held fits into its field again.
     #[inline]
     pub(super) fn release(self, word: u64, weight: i64) -> u64 {
-        word + ((weight as u64) << AVAILABLE_SHIFT)
+        word + self.share(weight)
+    }
+
+    /// What a weight, held or available, takes of the word.
+    #[inline]
+    fn share(self, weight: i64) -> u64 {
+        weight as u64 * self.unit
+    }
+
+    /// The field of the rejections, full.
+    #[inline]
+    fn full_rejections(self) -> u64 {
+        self.unit - REJECTION
     }
 
     #[inline]
@@ -101,7 +128,9 @@ mod tests {
 
     #[test]
     fn fields_do_not_touch() {
-        for capacity in [1, 2, 3, 255, 256, i64::from(u32::MAX)] {
+        let most = i64::from(u32::MAX);
+        for (capacity, rejections) in [(1, 65_535), (3, 65_535), (256, 65_535), (1 << 22, 32_767), (most, 63)]
+        {
             let layout = Layout::new(capacity).unwrap();
             let full = layout.pack(capacity, 0);
             let mut word = layout.admit(full, capacity).unwrap();
@@ -112,12 +141,12 @@ mod tests {
             assert!(!layout.fits(word, 1));
             assert_eq!(
                 (layout.available(word), layout.admissions(word), layout.rejections(word)),
-                (0, 1, 63)
+                (0, 1, rejections)
             );
             let word = layout.release(word, capacity);
             assert_eq!(
                 (layout.available(word), layout.admissions(word), layout.rejections(word)),
-                (capacity, 1, 63)
+                (capacity, 1, rejections)
             );
             let last = layout.pack(capacity, layout.most_admissions());
             assert!(layout.admit(last, 1).is_none());
