@@ -346,10 +346,12 @@ async fn a_member_whose_score_is_now_has_lapsed() {
         both.atomic().cmd("EVAL").arg(put).arg(1).arg(ACME).ignore();
         both.cmd("ZRANGE").arg(ACME).arg(0).arg(0).arg("WITHSCORES");
         both.cmd("EVAL").arg(COUNT).arg(1).arg(ACME);
-        // Not after 2^53 - 1 ms; the first key has claims: limit 1, 30 000 ms, none back, one of weight 1.
-        let numbers = b"\x97\xcf\x00\x1f\xff\xff\xff\xff\xff\xff\x01\x01\xcd\x75\x30\x00\x01\x01";
-        both.cmd("EVAL").arg(FLIGHT).arg(1).arg(ACME).arg(numbers);
-        both.arg("slot_00000000000000000000000000000000");
+        // Not after 2^53 - 1 ms; the first key has claims: none back, one claim, limit 1, 30 000 ms, of
+        // weight 1, and 37 bytes.
+        let mut cargo =
+            b"\x98\xcf\x00\x1f\xff\xff\xff\xff\xff\xff\x01\x00\x01\x01\xcd\x75\x30\x01\xd9\x25".to_vec();
+        cargo.extend_from_slice(b"slot_00000000000000000000000000000000");
+        both.cmd("EVAL").arg(FLIGHT).arg(1).arg(ACME).arg(cargo);
         both.cmd("DEL").arg(ACME).ignore();
         type Answer = ((String, i64), (i64, u32), (i64, (u32, u32), i64));
         let ((_, score), (counted_at, counted), (flown_at, (_, lapsed), used)): Answer =

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::error::{classify_text, connection_lost, malformed};
-use super::script::{count, sequence, text, unsigned};
+use super::script::{count, sequence, signed, text, unsigned};
 use crate::store::{Grant, Key, SlotId, StoreError, StoreErrorKind, Terms};
 
 /// The most slots that one flight carries, so that it never holds the server for long.
@@ -95,6 +95,34 @@ pub(super) struct Ask {
     pub(super) lease_ms: u64,
     pub(super) back: Vec<Release>,
     pub(super) claims: Vec<Acquire>,
+}
+
+impl Ask {
+    /// How many members are given back.
+    fn given_back(&self) -> usize {
+        self.back.iter().map(|release| release.weight as usize).sum()
+    }
+
+    /// The weight of all claims.
+    fn claimed(&self) -> u64 {
+        self.claims.iter().map(|claim| u64::from(claim.weight)).sum()
+    }
+
+    /// Unless all are 1.
+    fn tells_weights(&self) -> bool {
+        self.claims.iter().any(|claim| claim.weight > 1)
+    }
+
+    /// How long its part of the list is.
+    fn items(&self) -> usize {
+        let claims = self.claims.len();
+        let claims = match claims {
+            0 => 0,
+            _ if self.tells_weights() => 3 + 2 * claims,
+            _ => 3 + claims,
+        };
+        2 + self.given_back() + claims
+    }
 }
 
 /// What is put into a flight, grouped by key in the order in which the keys came up.
@@ -198,17 +226,7 @@ impl Flight {
         for ask in asks {
             cmd.arg(ask.key.as_str());
         }
-        cmd.arg(numbers(self.not_after, asks));
-        for ask in asks {
-            for release in &ask.back {
-                for member in release.slot.members(release.weight) {
-                    cmd.arg(&member.to_bytes()[..]);
-                }
-            }
-            for claim in &ask.claims {
-                cmd.arg(&claim.slot.to_bytes()[..]);
-            }
-        }
+        cmd.arg(packed(self.not_after, asks));
     }
 
     pub(super) fn read(&self, call: usize, reply: Value) -> Result<FlightReply, StoreError> {
@@ -218,12 +236,10 @@ impl Flight {
         let mut answers: Vec<Result<Answer, StoreError>> =
             asks.iter().map(|_| Ok(Answer::default())).collect();
         read_notes(items.next().ok_or_else(malformed)?, &mut answers)?;
-        for (ask, answer) in asks.iter().zip(&mut answers) {
-            for _ in &ask.claims {
-                let verdict = read_verdict(&items.next().ok_or_else(malformed)?)?;
-                if let Ok(answer) = answer {
-                    answer.verdicts.push(verdict);
-                }
+        for (ask, answer) in asks.iter().zip(&mut answers).filter(|(ask, _)| !ask.claims.is_empty()) {
+            let verdicts = read_verdicts(items.next().ok_or_else(malformed)?, &ask.claims)?;
+            if let Ok(answer) = answer {
+                answer.verdicts = verdicts;
             }
         }
         if items.next().is_some() {
@@ -233,22 +249,54 @@ impl Flight {
     }
 }
 
-/// All numbers of a call as one MessagePack array.
-fn numbers(not_after: u64, asks: &[Ask]) -> Vec<u8> {
-    let numbers = asks.iter().flat_map(|ask| {
-        let back: u32 = ask.back.iter().map(|release| release.weight).sum();
-        let head = [u64::from(ask.limit), ask.lease_ms, u64::from(back), ask.claims.len() as u64];
-        head.into_iter().chain(ask.claims.iter().map(|claim| u64::from(claim.weight)))
-    });
-    let many: usize = asks.iter().map(|ask| 4 + ask.claims.len()).sum();
+/// All of a call but its keys, as one MessagePack list.
+fn packed(not_after: u64, asks: &[Ask]) -> Vec<u8> {
     let first_claimed = asks.iter().position(|ask| !ask.claims.is_empty()).map_or(0, |at| at + 1);
-    let mut packed = Vec::with_capacity(16 + 5 * many);
-    // Writing into memory does not fail.
-    let _ = rmp::encode::write_array_len(&mut packed, 2 + many as u32);
-    for number in [not_after, first_claimed as u64].into_iter().chain(numbers) {
-        let _ = rmp::encode::write_uint(&mut packed, number);
+    let items: usize = 2 + asks.iter().map(Ask::items).sum::<usize>();
+    let mut list = List(Vec::with_capacity(16 + SLOT_ID_ITEM * items));
+    list.begin(items);
+    list.number(not_after);
+    list.number(first_claimed as u64);
+    for ask in asks {
+        list.number(ask.given_back() as u64);
+        list.number(ask.claims.len() as u64);
+        for release in &ask.back {
+            release.slot.members(release.weight).for_each(|member| list.slot(member));
+        }
+        if ask.claims.is_empty() {
+            continue;
+        }
+        list.number(u64::from(ask.limit));
+        list.number(ask.lease_ms);
+        list.number(ask.claimed());
+        if ask.tells_weights() {
+            ask.claims.iter().for_each(|claim| list.number(u64::from(claim.weight)));
+        }
+        ask.claims.iter().for_each(|claim| list.slot(claim.slot));
     }
-    packed
+    list.0
+}
+
+/// A slot id's text and what goes before it.
+const SLOT_ID_ITEM: usize = 2 + 37;
+
+/// A MessagePack list that is being written. Writing into memory does not fail.
+struct List(Vec<u8>);
+
+impl List {
+    fn begin(&mut self, items: usize) {
+        let _ = rmp::encode::write_array_len(&mut self.0, items as u32);
+    }
+
+    fn number(&mut self, number: u64) {
+        let _ = rmp::encode::write_uint(&mut self.0, number);
+    }
+
+    fn slot(&mut self, slot: SlotId) {
+        let text = slot.to_bytes();
+        let _ = rmp::encode::write_str_len(&mut self.0, text.len() as u32);
+        self.0.extend_from_slice(&text);
+    }
 }
 
 /// The server's time, and each key's answer in the order of the asks.
@@ -301,11 +349,33 @@ fn read_notes(notes: Value, answers: &mut [Result<Answer, StoreError>]) -> Resul
     Ok(())
 }
 
-fn read_verdict(value: &Value) -> Result<Verdict, StoreError> {
+/// What became of the claims on one key: of all alike, or of each.
+fn read_verdicts(value: Value, claims: &[Acquire]) -> Result<Vec<Verdict>, StoreError> {
     match value {
-        Value::Nil | Value::Boolean(false) => Ok(Verdict::Late),
-        Value::Int(used) if *used >= 0 => Ok(Verdict::Decided(Grant::Granted { active: count(*used) })),
-        Value::Int(used) => Ok(Verdict::Decided(Grant::Refused { active: count(-1 - *used) })),
+        Value::Nil | Value::Boolean(false) => Ok(claims.iter().map(|_| Verdict::Late).collect()),
+        Value::Int(used) if used >= 0 => Ok(granted(count(used), claims)),
+        Value::Int(used) => Ok(claims.iter().map(|_| decided(used)).collect()),
+        Value::Array(each) if each.len() == claims.len() => {
+            each.iter().map(|used| signed(used).map(decided).ok_or_else(malformed)).collect()
+        }
         _ => Err(malformed()),
     }
+}
+
+/// All claims are admitted; with the last one `used` slots are in use.
+fn granted(used: u32, claims: &[Acquire]) -> Vec<Verdict> {
+    let total: u32 = claims.iter().map(|claim| claim.weight).sum();
+    let mut active = used.saturating_sub(total);
+    let grants = claims.iter().map(|claim| {
+        active += claim.weight;
+        Verdict::Decided(Grant::Granted { active })
+    });
+    grants.collect()
+}
+
+fn decided(used: i64) -> Verdict {
+    Verdict::Decided(match used {
+        0.. => Grant::Granted { active: count(used) },
+        _ => Grant::Refused { active: count(-1 - used) },
+    })
 }

@@ -3,11 +3,29 @@ local call, try, unpack, min = redis.call, redis.pcall, unpack, math.min
 local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
+-- Commands take numbers as text; written here once, they are not written again for each command, and
+-- not in as many digits as a number may have.
+local function text(number)
+  return string.format('%.0f', number)
+end
+
+-- The texts that a lease needs: when it runs out, and the TTL of a key with such slots.
+local texts = {}
+local function of(lease)
+  local both = texts[lease]
+  if not both then
+    both = { text(now + lease), text(2 * lease + 10000) }
+    texts[lease] = both
+  end
+  return both
+end
+
 -- `unpack` fails on lists of thousands, so commands take their arguments in parts of this many.
 local PART = 2000
 
+local now_text = text(now)
 local function evict(key)
-  return call('ZREMRANGEBYSCORE', key, '-inf', now)
+  return call('ZREMRANGEBYSCORE', key, '-inf', now_text)
 end
 
 -- Appends score and name of each member of a claim: the first one and those that follow in number.
@@ -27,7 +45,7 @@ end
 -- steady use is touched once a lease. A fresh key has none yet.
 local function outlive(key, lease, fresh)
   if fresh or call('PTTL', key) < lease + 10000 then
-    call('PEXPIRE', key, 2 * lease + 10000)
+    call('PEXPIRE', key, of(lease)[2])
   end
 end
 

@@ -17,7 +17,7 @@ if now > tonumber(ARGV[1]) then
 end
 
 local held, drained = scores(key, ARGV, 4, 3, n), KEYS[2] and call('GET', KEYS[2])
-local list, expires = {}, string.format('%.0f', now + lease)
+local list, expires = {}, of(lease)[1]
 for i = 1, n do
   local weight, first, since = tonumber(ARGV[3 * i]), ARGV[3 * i + 1], tonumber(ARGV[3 * i + 2])
   if not held[i] and not KEYS[2] then

@@ -162,11 +162,15 @@ pub(super) fn sequence(value: Value) -> Result<Vec<Value>, StoreError> {
     value.into_sequence().map_err(|_| malformed())
 }
 
-pub(super) fn unsigned(value: &Value) -> Option<u64> {
+pub(super) fn signed(value: &Value) -> Option<i64> {
     match value {
-        Value::Int(number) => u64::try_from(*number).ok(),
+        Value::Int(number) => Some(*number),
         _ => None,
     }
+}
+
+pub(super) fn unsigned(value: &Value) -> Option<u64> {
+    signed(value).and_then(|number| u64::try_from(number).ok())
 }
 
 pub(super) fn text(value: &Value) -> Option<&str> {
