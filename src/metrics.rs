@@ -136,6 +136,7 @@ meters! {
     hold_seconds: Histogram["end" in End], "slot_hold_seconds", Seconds, "Time from acquire to release.";
     acquire_seconds: Histogram["result" in Acquired], "acquire_seconds", Seconds, "Time to the store's answer.";
     utilization: Histogram, "utilization_ratio", Count, "Slots in use over the limit, at each acquire.";
+    reused: Counter, "slots_reused_total", Count, "Requests served by a slot that this process had kept.";
     lost: Counter, "slots_lost_total", Count, "Slots gone before their holder released them.";
     reasserted: Counter, "slots_reasserted_total", Count, "Slots put into the store that did not have them: it had lost its data, or was down when they were admitted.";
     expired: Counter, "slots_expired_total", Count, "Slots whose lease ran out, evicted by a call of this process.";

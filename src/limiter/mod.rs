@@ -22,11 +22,12 @@ mod error;
 mod id;
 mod limits;
 mod outage;
+mod reuse;
 mod slot;
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -39,10 +40,11 @@ use self::limits::Limits;
 pub use self::limits::{Limit, LimitAnswer, LimitSource};
 pub use self::outage::OnOutage;
 use self::outage::{Outage, local_limit};
+use self::reuse::Reuse;
 use self::slot::{Held, Taken};
 pub use self::slot::{HeldSlot, Origin, Slot, SlotHandle};
 use crate::metrics::{Acquired, Meters, Outcome};
-use crate::store::{Claim, Grant, Holder, Key, Lost, Reply, SlotStore, StoreError, Terms};
+use crate::store::{Claim, Grant, Key, Lost, Reply, SlotStore, StoreError, Terms};
 use crate::trace::{Sparingly, event};
 
 /// Limits how many slots each project has in use at once. A cheap clone; clones share everything.
@@ -123,7 +125,8 @@ impl Limiter {
         self.start(id, how).await
     }
 
-    /// How many slots of `id` are in use over the whole fleet. It only reads.
+    /// How many slots of `id` are in use over the whole fleet, with those that a process keeps for
+    /// [`reuse`](LimiterBuilder::reuse). It only reads.
     ///
     /// # Errors
     ///
@@ -144,6 +147,9 @@ impl Limiter {
     /// As for [`active`](Self::active).
     pub async fn drain(&self, id: &str) -> Result<u32, AcquireError> {
         let key = self.core.key(id)?;
+        if let Some(reuse) = &self.core.reuse {
+            reuse.forget(&key);
+        }
         self.core.store.drain(&key, &self.core.terms).await.map_err(AcquireError::Unavailable)
     }
 
@@ -163,6 +169,7 @@ impl Limiter {
     /// The limiter stays closed; call again to go on waiting.
     pub async fn shutdown(&self, deadline: Duration) -> bool {
         self.core.closed.store(true, Ordering::SeqCst);
+        self.core.give_back_idle();
         let all_back = async {
             loop {
                 let gone = self.core.gone.notified();
@@ -171,6 +178,8 @@ impl Limiter {
                 }
                 gone.await;
             }
+            // The last guards may not have seen that it is closed.
+            self.core.give_back_idle();
             self.core.store.flush().await;
         };
         timeout(deadline, all_back).await.is_ok()
@@ -242,6 +251,7 @@ pub(crate) struct Core {
     max_weight: u32,
     limits: Limits,
     outage: Outage,
+    reuse: Option<Arc<Reuse>>,
     closed: AtomicBool,
     /// Slots that exist, in any state, and the signal that there are none.
     live: AtomicUsize,
@@ -259,8 +269,10 @@ impl Core {
         max_weight: u32,
         limits: Limits,
         outage: Outage,
+        reuse: Option<Duration>,
     ) -> Self {
         Self {
+            reuse: reuse.map(|time| Reuse::new(Arc::clone(&store), time)),
             store,
             terms: Arc::new(terms),
             prefix,
@@ -285,6 +297,17 @@ impl Core {
 
     fn store(&self) -> &dyn SlotStore {
         &*self.store
+    }
+
+    /// Where a slot may stay that is released now.
+    fn keeps(&self) -> Option<&Arc<Reuse>> {
+        self.reuse.as_ref().filter(|_| !self.closed.load(Ordering::SeqCst))
+    }
+
+    fn give_back_idle(&self) {
+        if let Some(reuse) = &self.reuse {
+            reuse.forget_all();
+        }
     }
 
     fn local_slots(&self) -> Option<&dyn SlotStore> {
@@ -324,6 +347,15 @@ impl Core {
         if weight > most && most > 0 {
             return Reply::ready(Err(AcquireError::Weight { weight, most }));
         }
+        if let Some(reuse) = &self.reuse {
+            if let Some(active) = held.take_idle(reuse, most) {
+                self.meters().reused.add(1);
+                self.count(Outcome::Admitted);
+                self.record_use(active, most);
+                return Reply::ready(Ok(held.granted(Origin::Store, active, limit)));
+            }
+            held.make_reusable();
+        }
         held.set_taken(Taken::Store);
         let reply = self.store.acquire(self.claim_of(&held, most));
         match reply.into_ready() {
@@ -339,15 +371,13 @@ impl Core {
     }
 
     fn claim_of(&self, held: &Arc<Held>, most: u32) -> Claim {
-        let weak = Arc::downgrade(held);
-        let holder: Weak<dyn Holder> = weak;
         Claim {
             key: held.key().clone(),
             slot: held.id(),
             weight: held.weight(),
             limit: most,
             terms: Arc::clone(&self.terms),
-            holder,
+            holder: held.holder(),
         }
     }
 
@@ -363,6 +393,11 @@ impl Core {
             Err(_) => Acquired::Error,
         };
         self.meters().acquire_seconds.get(acquired).record(held.since().elapsed().as_secs_f64());
+        if let (Some(reuse), Ok(Grant::Granted { active } | Grant::Refused { active })) =
+            (&self.reuse, &answer)
+        {
+            reuse.heard(held.key(), *active, most);
+        }
         match answer {
             Ok(Grant::Granted { active }) => {
                 self.count(Outcome::Admitted);

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
+use super::reuse::{Lease, Reuse};
 use super::{Acquire, Core, Limit};
 use crate::metrics::End;
 use crate::semaphore::Permit;
@@ -42,7 +43,7 @@ impl Slot {
     /// The slot's id, as the store has it.
     #[must_use]
     pub fn id(&self) -> SlotId {
-        self.held.id
+        self.held.id()
     }
 
     /// Where the slot comes from.
@@ -52,7 +53,8 @@ impl Slot {
     }
 
     /// Slots of this project in use just after this one was acquired, this one included: over the
-    /// whole fleet for [`Origin::Store`], in this process for [`Origin::Local`], else 0.
+    /// whole fleet for [`Origin::Store`], in this process for [`Origin::Local`], else 0. Of a slot that
+    /// was [reused](crate::LimiterBuilder::reuse), what the store said last.
     #[must_use]
     pub fn active(&self) -> u32 {
         self.active
@@ -94,7 +96,8 @@ impl Slot {
 
     /// Gives the slot back and waits for the store to confirm it.
     ///
-    /// If a [`HeldSlot`] still keeps the slot, it stays taken, and this returns at once.
+    /// If a [`HeldSlot`] still keeps the slot, it stays taken, and this returns at once; likewise if
+    /// this process keeps it for [`reuse`](crate::LimiterBuilder::reuse).
     ///
     /// # Errors
     ///
@@ -107,7 +110,7 @@ impl Slot {
     pub async fn release(self) -> Result<(), StoreError> {
         self.set_end(End::Completed);
         let Some(held) = Arc::into_inner(self.held) else { return Ok(()) };
-        let confirmed = held.take_back().map(|store| store.release_confirmed(&held.key, held.id));
+        let confirmed = held.take_back().map(|store| store.release_confirmed(&held.key, held.id()));
         drop(held);
         match confirmed {
             Some(confirmed) => confirmed.await,
@@ -226,7 +229,7 @@ impl HeldSlot {
     /// The slot's id, as the store has it.
     #[must_use]
     pub fn id(&self) -> SlotId {
-        self.held.id
+        self.held.id()
     }
 
     /// Resolves when the slot is lost; see [`Slot::lost`].
@@ -252,6 +255,8 @@ pub(super) struct Held {
     core: Arc<Core>,
     key: Key,
     id: SlotId,
+    /// What the store has registered, where it may outlive these guards.
+    lease: OnceLock<Arc<Lease>>,
     how: Acquire,
     since: Instant,
     /// Who has to be told of the release: a [`Taken`].
@@ -290,6 +295,7 @@ impl Held {
             core: Arc::clone(core),
             key,
             id: SlotId::new(),
+            lease: OnceLock::new(),
             how,
             since: Instant::now(),
             taken: AtomicU8::new(Taken::Nowhere as u8),
@@ -305,6 +311,41 @@ impl Held {
         Self::new(&self.core, self.key.clone(), self.how)
     }
 
+    /// Takes over a slot that is kept, if there is one, and returns the last known use.
+    pub(super) fn take_idle(self: &Arc<Self>, reuse: &Reuse, most: u32) -> Option<u32> {
+        let holder: Weak<dyn Holder> = self.weak();
+        let (lease, used) = reuse.take(&self.key, self.weight(), most, &holder, self.since)?;
+        self.set_lease(lease);
+        self.set_taken(Taken::Store);
+        Some(used)
+    }
+
+    /// The slot that is to be claimed may be kept when it is released.
+    pub(super) fn make_reusable(self: &Arc<Self>) {
+        self.set_lease(Lease::new(self.id, self.weight(), self.weak(), self.since));
+    }
+
+    fn set_lease(&self, lease: Arc<Lease>) {
+        // A guard is for one slot.
+        let _ = self.lease.set(lease);
+    }
+
+    fn weak(self: &Arc<Self>) -> Weak<dyn Holder> {
+        let weak: Weak<Self> = Arc::downgrade(self);
+        weak
+    }
+
+    /// Who is told when the slot is lost.
+    pub(super) fn holder(self: &Arc<Self>) -> Weak<dyn Holder> {
+        match self.lease.get() {
+            Some(lease) => {
+                let weak: Weak<Lease> = Arc::downgrade(lease);
+                weak
+            }
+            None => self.weak(),
+        }
+    }
+
     /// Begins the hold.
     pub(super) fn granted(self: Arc<Self>, origin: Origin, active: u32, limit: Limit) -> Slot {
         self.granted.store(true, Ordering::Release);
@@ -317,7 +358,7 @@ impl Held {
     }
 
     pub(super) fn id(&self) -> SlotId {
-        self.id
+        self.lease.get().map_or(self.id, |lease| lease.id())
     }
 
     pub(super) fn how(&self) -> Acquire {
@@ -336,13 +377,21 @@ impl Held {
         self.taken.store(taken as u8, Ordering::Release);
     }
 
-    /// The store that has to be told, once. The process's own share is given back at once.
+    /// The store that has to be told, once: not of a slot that this process keeps. The process's own
+    /// share is given back at once.
     fn take_back(&self) -> Option<&dyn SlotStore> {
         let taken = self.taken.swap(Taken::Nowhere as u8, Ordering::AcqRel);
         if let Some(local) = self.core.local_slots().filter(|_| taken == Taken::Both as u8) {
-            local.release(&self.key, self.id);
+            local.release(&self.key, self.id());
         }
-        (taken != Taken::Nowhere as u8).then(|| self.core.store())
+        (taken != Taken::Nowhere as u8 && !self.is_kept()).then(|| self.core.store())
+    }
+
+    /// Lets this process keep the slot for the next request, if it may.
+    fn is_kept(&self) -> bool {
+        // One that was not granted yet may never be.
+        let lease = self.lease.get().filter(|_| self.granted.load(Ordering::Acquire));
+        lease.zip(self.core.keeps()).is_some_and(|(lease, reuse)| reuse.keep(&self.key, lease))
     }
 
     fn loss(&self) -> MutexGuard<'_, Loss> {
@@ -381,7 +430,7 @@ impl Holder for Held {
 impl Drop for Held {
     fn drop(&mut self) {
         if let Some(store) = self.take_back() {
-            store.release(&self.key, self.id);
+            store.release(&self.key, self.id());
         }
         if *self.granted.get_mut() {
             let end = usize::from(*self.end.get_mut());
@@ -396,8 +445,6 @@ impl Drop for Held {
     }
 }
 
-/// Resolves when the slot is lost or given back. Holds no strong reference across an await, which
-/// would keep the slot.
 /// The first loss, of this slot or of those of the layers further out.
 async fn either_lost(held: &Weak<Held>, outer: Option<impl Future<Output = ()>>) {
     match outer {
@@ -406,6 +453,8 @@ async fn either_lost(held: &Weak<Held>, outer: Option<impl Future<Output = ()>>)
     }
 }
 
+/// Resolves when the slot is lost or given back. Holds no strong reference across an await, which
+/// would keep the slot.
 async fn lost(held: &Weak<Held>) {
     let (ends, news) = match held.upgrade() {
         Some(held) => (held.ends(), held.news()),

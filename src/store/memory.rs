@@ -2,6 +2,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -54,8 +55,36 @@ struct Taken {
     key: Key,
     weight: u32,
     /// When `max_hold` is over.
-    ends: Option<Instant>,
+    end: Option<End>,
     holder: Weak<dyn Holder>,
+}
+
+#[derive(Clone, Copy)]
+struct End {
+    since: Instant,
+    most: Duration,
+}
+
+impl End {
+    fn at(self) -> Instant {
+        self.since + self.most
+    }
+}
+
+/// What is past its `max_hold`.
+#[derive(Default)]
+struct Overdue {
+    taken: Vec<Taken>,
+    /// Their holders, who may be dropped with no lock held only: that gives slots back.
+    asked: Vec<Arc<dyn Holder>>,
+}
+
+impl Overdue {
+    /// With no lock held.
+    fn tell(self) {
+        tell(&self.taken, Lost::MaxHold);
+        drop(self.asked);
+    }
 }
 
 impl MemoryStore {
@@ -91,10 +120,10 @@ impl Shard {
         }
         usage.used += claim.weight;
         let active = usage.used;
-        let ends = claim.terms.max_hold.map(|most| Instant::now() + most);
-        usage.next_end = earlier(usage.next_end, ends);
+        let end = claim.terms.max_hold.map(|most| End { since: Instant::now(), most });
+        usage.next_end = earlier(usage.next_end, end.map(End::at));
         let Claim { key, slot, weight, holder, .. } = claim;
-        self.slots.insert(slot, Taken { key, weight, ends, holder });
+        self.slots.insert(slot, Taken { key, weight, end, holder });
         Grant::Granted { active }
     }
 
@@ -122,8 +151,13 @@ impl Shard {
             .map(|(_, taken)| taken)
             .collect();
         give_back_room(&mut self.slots);
-        let next_end =
-            self.slots.values().filter(|taken| taken.key == *key).filter_map(|taken| taken.ends).min();
+        let next_end = self
+            .slots
+            .values()
+            .filter(|taken| taken.key == *key)
+            .filter_map(|taken| taken.end)
+            .map(End::at)
+            .min();
         if let Some(usage) = self.usage.get_mut(key) {
             usage.used -= removed.iter().map(|taken| taken.weight).sum::<u32>();
             usage.next_end = next_end;
@@ -133,14 +167,22 @@ impl Shard {
     }
 
     /// Gives back what has reached its `max_hold`.
-    fn end_overdue(&mut self, key: &Key) -> Vec<Taken> {
-        let Some(next_end) = self.usage.get(key).and_then(|usage| usage.next_end) else { return Vec::new() };
+    fn end_overdue(&mut self, key: &Key) -> Overdue {
+        let mut overdue = Overdue::default();
         let now = Instant::now();
-        if now < next_end {
-            Vec::new()
-        } else {
-            self.remove_where(key, |taken| taken.ends.is_some_and(|ends| ends <= now))
+        if self.usage.get(key).and_then(|usage| usage.next_end).is_none_or(|next_end| now < next_end) {
+            return overdue;
         }
+        let is_over = |taken: &Taken| taken.end.is_some_and(|end| end.at() <= now);
+        for taken in self.slots.values_mut().filter(|taken| taken.key == *key && is_over(taken)) {
+            // It may have passed to another holder since.
+            if let (Some(end), Some(holder)) = (&mut taken.end, taken.holder.upgrade()) {
+                end.since = holder.since(end.since);
+                overdue.asked.push(holder);
+            }
+        }
+        overdue.taken = self.remove_where(key, is_over);
+        overdue
     }
 }
 
@@ -172,7 +214,7 @@ impl SlotStore for MemoryStore {
         let overdue = shard.end_overdue(&claim.key);
         let grant = shard.acquire(claim);
         drop(shard);
-        tell(&overdue, Lost::MaxHold);
+        overdue.tell();
         Reply::ready(Ok(grant))
     }
 
@@ -190,7 +232,7 @@ impl SlotStore for MemoryStore {
         let overdue = shard.end_overdue(key);
         let used = shard.usage.get(key).map_or(0, |usage| usage.used);
         drop(shard);
-        tell(&overdue, Lost::MaxHold);
+        overdue.tell();
         Reply::ready(Ok(used))
     }
 

@@ -16,6 +16,8 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 pub use self::error::{StoreError, StoreErrorKind};
 pub use self::memory::MemoryStore;
 pub use self::reply::Reply;
@@ -142,6 +144,15 @@ pub enum Grant {
 pub trait Holder: Send + Sync {
     /// The slot is lost. Called at most a few times, from any task; must not block.
     fn lost(&self, why: Lost);
+
+    /// Since when it has the slot, which was claimed then: `max_hold` counts from here. Called under
+    /// the store's locks: must not block, nor call the store.
+    ///
+    /// Another time than that of the claim, which is the default, is for slots that pass from one
+    /// request to the next.
+    fn since(&self, claimed: Instant) -> Instant {
+        claimed
+    }
 }
 
 /// Why a slot is gone although its holder did not release it.

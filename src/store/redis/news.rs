@@ -1,6 +1,6 @@
 //! What callers and holders are to be told once no lock is held.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use tokio::sync::oneshot;
 
@@ -16,6 +16,8 @@ pub(super) struct News {
     pub(super) confirms: Vec<(Confirm, Result<(), StoreError>)>,
     pub(super) losses: Vec<(Weak<dyn Holder>, Lost)>,
     pub(super) flushed: Vec<oneshot::Sender<()>>,
+    /// Holders that were asked something: they may be dropped with no lock held only.
+    pub(super) asked: Vec<Arc<dyn Holder>>,
 }
 
 impl News {

@@ -56,7 +56,7 @@ struct Entry {
     phase: Phase,
     /// The holder has gone while a call was out: give the slot back when its answer is there.
     given_up: Option<GivenUp>,
-    /// When it was acquired, on our clock and on the server's.
+    /// When it was acquired, on our clock and on the server's; on ours, by its holder of now.
     since: Instant,
     since_server: u64,
     /// When the call was sent that acquired or renewed it last, as far as we know.
@@ -570,6 +570,13 @@ impl Table {
         let overdue = |entry: &Entry| {
             entry.phase == Phase::Held && entry.terms.max_hold.is_some_and(|most| entry.since + most <= now)
         };
+        for entry in self.slots.values_mut().filter(|entry| overdue(entry)) {
+            // It may have passed to another holder since.
+            if let Some(holder) = entry.holder.upgrade() {
+                entry.since = holder.since(entry.since);
+                news.asked.push(holder);
+            }
+        }
         let slots: Vec<_> =
             self.slots.iter().filter(|(_, entry)| overdue(entry)).map(|(slot, _)| *slot).collect();
         for slot in slots {

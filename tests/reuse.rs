@@ -1,0 +1,629 @@
+//! Local reuse: what is kept, what is given back and when, and that the limit holds all the same.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::join_all;
+use support::child::{self, Args};
+use support::{Child, History, RedisServer, eventually};
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::{Instant, advance, sleep};
+use tower_slots::store::{Claim, Grant, Key, Reply, SlotId, SlotStore, StoreError, Terms};
+use tower_slots::{Acquire, AcquireError, Limiter, LimiterBuilder, MemoryStore, Origin, RedisStore, Slot};
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+const SOON: Duration = Duration::from_secs(5);
+const ID: &str = "acme";
+const ACME: &str = "sem:acme";
+/// For how long slots are kept here, where nothing else is said.
+const KEPT: Duration = SECOND;
+
+/// A memory store that counts its calls.
+#[derive(Clone, Default)]
+struct Counting {
+    inner: MemoryStore,
+    acquires: Arc<AtomicUsize>,
+    releases: Arc<AtomicUsize>,
+}
+
+impl Counting {
+    /// Acquires and releases so far.
+    fn calls(&self) -> (usize, usize) {
+        (self.acquires.load(Ordering::SeqCst), self.releases.load(Ordering::SeqCst))
+    }
+}
+
+impl SlotStore for Counting {
+    fn acquire(&self, claim: Claim) -> Reply<Result<Grant, StoreError>> {
+        self.acquires.fetch_add(1, Ordering::SeqCst);
+        self.inner.acquire(claim)
+    }
+
+    fn release(&self, key: &Key, slot: SlotId) {
+        self.releases.fetch_add(1, Ordering::SeqCst);
+        self.inner.release(key, slot);
+    }
+
+    fn release_confirmed(&self, key: &Key, slot: SlotId) -> Reply<Result<(), StoreError>> {
+        self.release(key, slot);
+        Reply::ready(Ok(()))
+    }
+
+    fn count(&self, key: &Key, terms: &Arc<Terms>) -> Reply<Result<u32, StoreError>> {
+        self.inner.count(key, terms)
+    }
+
+    fn drain(&self, key: &Key, terms: &Arc<Terms>) -> Reply<Result<u32, StoreError>> {
+        self.inner.drain(key, terms)
+    }
+
+    fn flush(&self) -> Reply<()> {
+        self.inner.flush()
+    }
+}
+
+fn on(store: &Counting) -> LimiterBuilder {
+    Limiter::builder(store.clone()).limit(10).reuse(KEPT)
+}
+
+fn reusing(limit: u32) -> (Limiter, Counting) {
+    let store = Counting::default();
+    (on(&store).limit(limit).build().unwrap(), store)
+}
+
+async fn take(limiter: &Limiter) -> Slot {
+    limiter.try_acquire(ID).await.unwrap()
+}
+
+async fn take_some(limiter: &Limiter, count: usize) -> Vec<Slot> {
+    join_all((0..count).map(|_| take(limiter))).await
+}
+
+/// Slots in use in the store.
+async fn used(limiter: &Limiter) -> u32 {
+    limiter.active(ID).await.unwrap()
+}
+
+fn runtime() -> Runtime {
+    Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_released_slot_serves_the_next_request_of_its_id_without_the_store() {
+    let (limiter, store) = reusing(10);
+    let first = take(&limiter).await;
+    let id = first.id();
+    drop(first);
+    for _ in 0..100 {
+        let slot = limiter.try_acquire(ID).now_or_never().expect("an answer at once").unwrap();
+        assert_eq!((slot.id(), slot.origin(), slot.active(), slot.weight()), (id, Origin::Store, 1, 1));
+        assert_eq!(used(&limiter).await, 1);
+        slot.release().await.unwrap();
+    }
+    assert_eq!(store.calls(), (1, 0));
+    drop(limiter.try_acquire("other").await.unwrap());
+    assert_eq!(store.calls(), (2, 0), "another id has slots of its own");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_kept_without_it() {
+    let store = Counting::default();
+    let limiter = Limiter::builder(store.clone()).build().unwrap();
+    for n in 1..4 {
+        drop(take(&limiter).await);
+        assert_eq!(store.calls(), (n, n));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn idle_slots_go_back_within_the_time_and_no_sooner_than_its_half() {
+    let (limiter, store) = reusing(10);
+    drop(take_some(&limiter, 5).await);
+    sleep(KEPT / 2).await;
+    assert_eq!((used(&limiter).await, store.calls()), (5, (5, 0)));
+    sleep(KEPT / 2).await;
+    assert_eq!((used(&limiter).await, store.calls()), (0, (5, 5)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slot_that_goes_to_and_fro_passes_through_the_store_once_in_a_while() {
+    let (limiter, store) = reusing(10);
+    for _ in 0..100 {
+        let slot = take(&limiter).await;
+        advance(KEPT / 10).await;
+        drop(slot);
+        tokio::task::yield_now().await;
+    }
+    let (acquires, _) = store.calls();
+    assert!((10..=20).contains(&acquires), "{acquires} in ten times the time");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_takes_longer_than_the_time_is_not_kept() {
+    let (limiter, _store) = reusing(10);
+    let slot = take(&limiter).await;
+    sleep(KEPT).await;
+    drop(slot);
+    assert_eq!(used(&limiter).await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_is_idle_than_half_the_limit() {
+    let (limiter, _store) = reusing(10);
+    drop(take_some(&limiter, 6).await);
+    assert_eq!(used(&limiter).await, 0, "six of ten were in use");
+    let mut slots = take_some(&limiter, 5).await;
+    let last = slots.pop();
+    drop(slots);
+    assert_eq!(used(&limiter).await, 5, "five of ten");
+    drop(last);
+    assert_eq!(used(&limiter).await, 5);
+    let (limiter, _store) = reusing(1);
+    drop(take(&limiter).await);
+    assert_eq!(used(&limiter).await, 0, "one of one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_idle_slots_of_an_id_go_back_when_its_use_passes_half_the_limit() {
+    let store = Counting::default();
+    let (ours, theirs) = (on(&store).build().unwrap(), on(&store).build().unwrap());
+    let mut held = take_some(&ours, 3).await;
+    let others = take_some(&theirs, 2).await;
+    held.truncate(1);
+    assert_eq!(used(&ours).await, 5, "two are idle");
+    // Both idle slots are used again, and the next one tells of six.
+    held.extend(take_some(&ours, 3).await);
+    assert_eq!(held.last().map(Slot::active), Some(6));
+    drop(held);
+    assert_eq!(used(&ours).await, 2);
+    drop(others);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_tells_as_well() {
+    let store = Counting::default();
+    let (ours, theirs) = (on(&store).limit(4).build().unwrap(), on(&store).limit(4).build().unwrap());
+    drop(take_some(&ours, 2).await);
+    let others = take_some(&theirs, 2).await;
+    assert!(matches!(theirs.try_acquire(ID).await, Err(AcquireError::Saturated { active: 4, .. })));
+    // Of another weight, for which idle slots go back first.
+    assert!(ours.acquire(ID, Acquire::weight(3)).await.is_err());
+    assert_eq!(used(&ours).await, 2);
+    drop(others);
+}
+
+#[tokio::test(start_paused = true)]
+async fn slots_of_other_weights_go_back_before_the_store_is_asked() {
+    let (limiter, store) = reusing(10);
+    drop(limiter.acquire(ID, Acquire::weight(5)).await.unwrap());
+    assert_eq!(used(&limiter).await, 5);
+    let six = limiter.acquire(ID, Acquire::weight(6)).await.unwrap();
+    assert_eq!((six.active(), store.calls()), (6, (2, 1)));
+    drop(six);
+    assert_eq!(used(&limiter).await, 0);
+    let two = limiter.acquire(ID, Acquire::weight(2)).await.unwrap();
+    let three = limiter.acquire(ID, Acquire::weight(3)).await.unwrap();
+    let (second, third) = (two.id(), three.id());
+    drop((two, three));
+    let two = limiter.acquire(ID, Acquire::weight(2)).await.unwrap();
+    let three = limiter.acquire(ID, Acquire::weight(3)).await.unwrap();
+    assert_eq!((two.id(), three.id(), store.calls().0), (second, third, 4), "each by its weight");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lowered_limit_counts_at_once() {
+    let most = Arc::new(AtomicU32::new(10));
+    let source = Arc::clone(&most);
+    let store = Counting::default();
+    let limiter = on(&store)
+        .limits(move |_| {
+            let most = source.load(Ordering::SeqCst);
+            async move { tower_slots::Limit::Max(most) }
+        })
+        .limit_cache(Duration::ZERO, 100)
+        .build()
+        .unwrap();
+    for lowered in [0, 3, 1] {
+        most.store(10, Ordering::SeqCst);
+        let slots = take_some(&limiter, 2).await;
+        let ids: Vec<_> = slots.iter().map(Slot::id).collect();
+        drop(slots);
+        assert_eq!(used(&limiter).await, 2);
+        most.store(lowered, Ordering::SeqCst);
+        let slot = limiter.try_acquire(ID).await;
+        assert_eq!(slot.is_ok(), lowered > 0);
+        assert!(slot.as_ref().is_ok_and(|slot| !ids.contains(&slot.id())) || lowered == 0);
+        assert_eq!(used(&limiter).await, u32::from(lowered > 0));
+        drop(slot);
+        limiter.drain(ID).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_drained_while_idle_serves_nobody() {
+    let store = Counting::default();
+    let (ours, theirs) = (on(&store).build().unwrap(), on(&store).build().unwrap());
+    let old = take(&ours).await;
+    let id = old.id();
+    drop(old);
+    assert_eq!(theirs.drain(ID).await.unwrap(), 1);
+    let new = take(&ours).await;
+    assert!(new.id() != id && new.active() == 1);
+    assert_eq!(new.lost().now_or_never(), None);
+    drop(new);
+    assert_eq!(ours.drain(ID).await.unwrap(), 0, "one's own idle slots are nobody's");
+    assert_eq!(used(&ours).await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reused_slot_that_is_drained_is_lost_to_who_has_it_now() {
+    let (limiter, _store) = reusing(10);
+    let first = take(&limiter).await;
+    let (id, handle) = (first.id(), first.handle());
+    assert_eq!(handle.lost().now_or_never(), None);
+    let mut told = Box::pin(handle.lost());
+    assert!((&mut told).now_or_never().is_none());
+    drop(first);
+    assert_eq!((&mut told).now_or_never(), Some(()), "what was given back is lost");
+    assert!(handle.hold().is_none());
+    let second = take(&limiter).await;
+    assert_eq!(second.id(), id);
+    assert!(handle.hold().is_none(), "a handle is for its own request");
+    assert_eq!(second.lost().now_or_never(), None);
+    assert_eq!(limiter.drain(ID).await.unwrap(), 1);
+    assert_eq!(second.lost().now_or_never(), Some(()));
+    drop(second);
+    assert_ne!(take(&limiter).await.id(), id, "what is lost is not kept");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_held_slot_keeps_it_from_being_reused() {
+    let (limiter, _store) = reusing(10);
+    let slot = take(&limiter).await;
+    let held = slot.handle().hold().unwrap();
+    drop(slot);
+    let other = take(&limiter).await;
+    assert_ne!(other.id(), held.id());
+    let id = held.id();
+    drop(held);
+    assert_eq!(take(&limiter).await.id(), id);
+}
+
+#[tokio::test(start_paused = true)]
+async fn max_hold_counts_from_each_requests_own_acquire() {
+    let store = Counting::default();
+    let limiter = on(&store).lease(60 * SECOND).reuse(20 * SECOND).max_hold(10 * SECOND).build().unwrap();
+    let first = take(&limiter).await;
+    let id = first.id();
+    advance(8 * SECOND).await;
+    drop(first);
+    advance(4 * SECOND).await;
+    assert_eq!(used(&limiter).await, 1, "idle, it is not held");
+    let second = take(&limiter).await;
+    assert_eq!(second.id(), id);
+    advance(9 * SECOND).await;
+    assert_eq!(used(&limiter).await, 1);
+    assert_eq!(second.lost().now_or_never(), None, "9 s of its own");
+    let start = Instant::now();
+    second.lost().await;
+    assert!(start.elapsed() < 1100 * MS);
+    assert_eq!(used(&limiter).await, 0);
+    assert_eq!(second.lost().now_or_never(), Some(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn shutdown_gives_back_what_is_idle_and_then_keeps_nothing() {
+    let (limiter, store) = reusing(10);
+    let held = take_some(&limiter, 2).await;
+    drop(take(&limiter).await);
+    let mut shutdown = Box::pin(limiter.shutdown(SECOND));
+    assert!((&mut shutdown).now_or_never().is_none());
+    assert_eq!(used(&limiter).await, 2);
+    assert!(matches!(limiter.try_acquire(ID).await, Err(AcquireError::Closed)));
+    drop(held);
+    assert!(shutdown.await);
+    assert_eq!((used(&limiter).await, store.calls()), (0, (3, 3)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limiter_that_is_dropped_gives_back_what_is_idle() {
+    let store = Counting::default();
+    let watch = on(&store).build().unwrap();
+    let limiter = on(&store).build().unwrap();
+    let last = take(&limiter).await;
+    drop(take(&limiter).await);
+    drop(limiter);
+    assert_eq!(used(&watch).await, 2, "a slot keeps its limiter");
+    drop(last);
+    assert_eq!(used(&watch).await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_panics_gives_its_slot_to_the_next() {
+    let (limiter, store) = reusing(10);
+    let slot = take(&limiter).await;
+    let id = slot.id();
+    let panicked = tokio::spawn(async move {
+        let _slot = slot;
+        panic!("on purpose");
+    });
+    panicked.await.unwrap_err();
+    assert_eq!(take(&limiter).await.id(), id);
+    assert_eq!(store.calls(), (1, 0));
+}
+
+#[test]
+fn nothing_is_kept_outside_a_runtime() {
+    let (limiter, store) = reusing(10);
+    let slot = limiter.try_acquire(ID).now_or_never().unwrap().unwrap();
+    drop(slot);
+    assert_eq!(store.calls(), (1, 1));
+    let runtime = runtime();
+    let slot = runtime.block_on(take(&limiter));
+    // Outside, while the one that looks for what is due lives.
+    drop(slot);
+    assert_eq!(store.calls(), (2, 1));
+    drop(runtime);
+    assert_eq!(store.calls(), (2, 2), "everything goes back with the runtime");
+    drop(limiter.try_acquire(ID).now_or_never().unwrap().unwrap());
+    assert_eq!(store.calls(), (3, 3));
+}
+
+#[test]
+fn a_runtime_that_nobody_drives_is_left_for_another() {
+    let store = Counting::default();
+    let limiter = on(&store).reuse(100 * MS).build().unwrap();
+    let stuck = Builder::new_current_thread().enable_all().build().unwrap();
+    stuck.block_on(async { drop(take(&limiter).await) });
+    std::thread::sleep(800 * MS);
+    assert_eq!(store.calls(), (1, 0));
+    let other = runtime();
+    other.block_on(async {
+        drop(take(&limiter).await);
+        assert_eq!(store.calls().0, 2, "what is too old serves nobody");
+        eventually("all goes back", SOON, async || used(&limiter).await == 0).await;
+    });
+    // Driven again, the former one does not disturb.
+    stuck.block_on(async {
+        drop(take(&limiter).await);
+        sleep(200 * MS).await;
+    });
+    other.block_on(eventually("all goes back", SOON, async || used(&limiter).await == 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn ids_that_come_once_leave_nothing() {
+    let (limiter, store) = reusing(10);
+    for n in 0..10_000 {
+        drop(limiter.try_acquire(&n.to_string()).await.unwrap());
+    }
+    sleep(2 * KEPT).await;
+    assert_eq!(store.calls(), (10_000, 10_000));
+    let metrics = tokio::runtime::Handle::current().metrics();
+    assert_eq!(metrics.num_alive_tasks(), 0, "nobody looks where nothing is");
+    // And it starts again.
+    drop(take(&limiter).await);
+    assert_eq!((used(&limiter).await, metrics.num_alive_tasks()), (1, 1));
+    sleep(KEPT).await;
+    assert_eq!(used(&limiter).await, 0);
+}
+
+#[test]
+fn times_that_cannot_work_are_refused() {
+    let with = |time, lease| on(&Counting::default()).lease(lease).reuse(time).build().err();
+    for time in [Duration::ZERO, Duration::from_micros(999), 10 * SECOND + MS, Duration::MAX] {
+        assert_eq!(with(time, 30 * SECOND).map(|error| error.field()), Some("reuse"), "{time:?}");
+    }
+    for time in [MS, 10 * SECOND] {
+        assert_eq!(with(time, 30 * SECOND), None, "{time:?}");
+    }
+}
+
+#[cfg(feature = "metrics")]
+#[tokio::test(start_paused = true)]
+async fn metrics_count_requests_and_not_what_the_store_has() {
+    let (limiter, meter) = support::meter::recorded(|| on(&Counting::default()).build().unwrap());
+    for _ in 0..3 {
+        drop(take(&limiter).await);
+    }
+    let slot = take(&limiter).await;
+    let seen = meter.read();
+    assert_eq!(seen["requests_total{admitted}"], [4.0]);
+    assert_eq!(seen["slots_reused_total"], [3.0]);
+    assert_eq!(seen["slot_hold_seconds{dropped}"].len(), 3);
+    assert_eq!(seen["active_slots"], [1.0]);
+    drop(slot);
+    limiter.drain(ID).await.unwrap();
+    let seen = meter.read();
+    assert_eq!((&seen["active_slots"][..], &seen["slots_lost_total"][..]), (&[0.0][..], &[0.0][..]));
+}
+
+// ---- over Redis
+
+fn over(server: &RedisServer, limit: u32) -> LimiterBuilder {
+    // A long time-out: a machine under load is no outage, and an outage would admit.
+    Limiter::builder(RedisStore::open(server.url()).unwrap())
+        .limit(limit)
+        .store_timeout(5 * SECOND)
+        .reuse(KEPT)
+}
+
+#[tokio::test]
+async fn shutdown_returns_when_the_server_has_the_releases() {
+    let server = RedisServer::start();
+    let limiter = over(&server, 10).build().unwrap();
+    drop(take_some(&limiter, 5).await);
+    assert_eq!(server.zcard(ACME).await, 5);
+    assert!(limiter.shutdown(SOON).await);
+    assert_eq!(server.zcard(ACME).await, 0);
+}
+
+#[tokio::test]
+async fn a_slot_that_another_process_drained_is_lost_at_its_next_renewal() {
+    let server = RedisServer::start();
+    let ours = over(&server, 10).lease(3 * SECOND).store_timeout(2 * SECOND).build().unwrap();
+    let theirs = over(&server, 10).build().unwrap();
+    let first = take(&ours).await;
+    let id = first.id();
+    drop(first);
+    assert_eq!(theirs.drain(ID).await.unwrap(), 1);
+    let second = take(&ours).await;
+    assert_eq!(second.id(), id, "nobody could know");
+    tokio::time::timeout(SOON, second.lost()).await.expect("a renewal tells");
+    drop(second);
+    let third = take(&ours).await;
+    assert_eq!((third.id() == id, third.active()), (false, 1));
+}
+
+#[tokio::test]
+async fn max_hold_counts_from_each_requests_own_acquire_over_redis() {
+    let server = RedisServer::start();
+    let limiter = over(&server, 10).lease(6 * SECOND).reuse(2 * SECOND).max_hold(3 * SECOND).build().unwrap();
+    let first = take(&limiter).await;
+    let id = first.id();
+    sleep(1500 * MS).await;
+    drop(first);
+    let (second, start) = (take(&limiter).await, Instant::now());
+    assert_eq!(second.id(), id);
+    while start.elapsed() < 2800 * MS {
+        let kept = server.zcard(ACME).await == 1;
+        assert!(kept || start.elapsed() >= 2900 * MS, "given back after {:?}", start.elapsed());
+        sleep(20 * MS).await;
+    }
+    tokio::time::timeout(SOON, second.lost()).await.expect("its time is over");
+    eventually("the server has it back", SOON, async || server.zcard(ACME).await == 0).await;
+}
+
+#[tokio::test]
+async fn an_idle_slot_is_renewed_and_the_limit_is_whole_afterwards() {
+    let server = RedisServer::start();
+    let limiter = over(&server, 2).lease(3 * SECOND).store_timeout(2 * SECOND).build().unwrap();
+    let end = Instant::now() + 4 * SECOND;
+    while Instant::now() < end {
+        drop(take(&limiter).await);
+        sleep(5 * MS).await;
+    }
+    eventually("idle slots go back", SOON, async || server.zcard(ACME).await == 0).await;
+    let whole = take_some(&limiter, 2).await;
+    assert!(limiter.try_acquire(ID).await.is_err());
+    drop(whole);
+}
+
+/// Comes and goes, now in a crowd and now alone, with weights of one and two.
+async fn visit(limiter: Limiter, history: History, time: Duration) {
+    let end = Instant::now() + time;
+    let visits = (0..8u64).map(|visitor| {
+        let (limiter, history) = (limiter.clone(), history.clone());
+        tokio::spawn(async move {
+            let mut random = fastrand::Rng::with_seed(support::random());
+            while Instant::now() < end {
+                let weight = if visitor == 0 { 2 } else { 1 };
+                if let Ok(slot) = limiter.acquire(ID, Acquire::weight(weight)).await {
+                    assert_eq!(slot.origin(), Origin::Store);
+                    let visit = history.enter(ID, weight);
+                    sleep(Duration::from_micros(random.u64(0..3000))).await;
+                    drop((visit, slot));
+                }
+                let pause = if random.u8(0..20) == 0 { 200 } else { random.u64(0..4) };
+                sleep(Duration::from_millis(pause)).await;
+            }
+        })
+    });
+    for visit in join_all(visits).await {
+        visit.unwrap();
+    }
+}
+
+/// The child's part: comes and goes until its time is over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn visitor() {
+    let Some(args) = child::role("visitor") else { return };
+    let builder = Limiter::builder(RedisStore::open(args.get("URL")).unwrap()).store_timeout(5 * SECOND);
+    let limiter = builder.limit(number(&args, "LIMIT")).reuse(50 * MS).build().unwrap();
+    let history = History::new();
+    visit(limiter.clone(), history.clone(), 3 * SECOND).await;
+    assert!(limiter.shutdown(SOON).await);
+    history.to_lines().iter().for_each(|line| println!("{line}"));
+}
+
+fn number(args: &Args, name: &str) -> u32 {
+    args.get(name).parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_limit_holds_over_processes_that_reuse() {
+    for limit in [4, 7, 16] {
+        let server = RedisServer::start();
+        let (url, most) = (server.url(), limit.to_string());
+        let children: Vec<_> = (0..2)
+            .map(|_| Child::spawn("visitor", "visitor", &[("URL", &*url), ("LIMIT", &*most)]))
+            .collect();
+        // And one limiter that does not reuse, and one that does, in one process.
+        let history = History::new();
+        let plain = Limiter::builder(RedisStore::open(server.url()).unwrap());
+        let plain = plain.limit(limit).store_timeout(5 * SECOND).build().unwrap();
+        let (store, ours) = (server.url(), over(&server, limit).reuse(20 * MS).build().unwrap());
+        let visits = [plain.clone(), ours.clone()].map(|it| visit(it, history.clone(), 3 * SECOND));
+        join_all(visits).await;
+        for child in children {
+            let lines = child.finish(6 * SOON).await;
+            history.read_lines(lines.iter().map(String::as_str));
+        }
+        history.assert_within(ID, limit);
+        assert!(history.visits(ID) > 500, "{} visits", history.visits(ID));
+        assert!(plain.shutdown(SOON).await && ours.shutdown(SOON).await);
+        assert_eq!(server.zcard(ACME).await, 0, "nothing is left on {store}");
+    }
+}
+
+#[tokio::test]
+async fn a_second_process_is_never_refused_while_the_first_only_idles_on_more_than_half() {
+    let server = RedisServer::start();
+    let (first, second) = (over(&server, 10).build().unwrap(), over(&server, 10).build().unwrap());
+    for crowd in 1..=10 {
+        drop(take_some(&first, crowd).await);
+        // What the first gave back by itself may still be on its way.
+        let idle = || async { server.zcard(ACME).await };
+        eventually("no more than half is idle", SOON, async || idle().await <= 5).await;
+        let rest = 10 - idle().await;
+        let slots = take_some(&second, usize::try_from(rest).unwrap()).await;
+        drop(slots);
+        eventually("all of it goes back", SOON, async || server.zcard(ACME).await == 0).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_processes_on_one_id_both_get_on() {
+    let server = RedisServer::start();
+    let limiters = [over(&server, 8), over(&server, 8)].map(|it| it.reuse(50 * MS).build().unwrap());
+    let over = Arc::new(AtomicBool::new(false));
+    let counts = limiters.map(|limiter| {
+        let over = Arc::clone(&over);
+        tokio::spawn(async move {
+            let mut count = 0;
+            while !over.load(Ordering::Relaxed) {
+                if let Ok(slots) = join_all((0..5).map(|_| limiter.try_acquire(ID)))
+                    .await
+                    .into_iter()
+                    .collect::<Result<Vec<_>, _>>()
+                {
+                    count += 1;
+                    sleep(MS).await;
+                    drop(slots);
+                }
+                sleep(Duration::from_micros(fastrand::u64(0..2000))).await;
+            }
+            count
+        })
+    });
+    sleep(2 * SECOND).await;
+    over.store(true, Ordering::Relaxed);
+    for count in join_all(counts).await {
+        assert!(count.unwrap() > 20);
+    }
+}
