@@ -1,7 +1,6 @@
 //! What all handles of one semaphore share: a word that settles the common cases with one
 //! compare-and-swap, and a lock round the state machine for the others.
 
-use std::fmt;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::task::Waker;
@@ -46,7 +45,6 @@ pub(super) struct Gate {
 }
 
 /// What the lock is round.
-#[derive(Debug)]
 struct Locked {
     state: State,
     life: Life,
@@ -412,10 +410,4 @@ pub(super) fn release(word: &AtomicU64, layout: Layout, weight: i64) -> bool {
         }
     }
     false
-}
-
-impl fmt::Debug for Gate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.snapshot().fmt(f)
-    }
 }

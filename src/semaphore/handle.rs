@@ -21,7 +21,6 @@
 
 #![allow(unsafe_code, reason = "a counted permit takes twice the time; see the module's docs")]
 
-use std::fmt;
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
@@ -53,14 +52,7 @@ impl Life {
     }
 }
 
-impl fmt::Debug for Life {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Life").field("deserted", &self.deserted).finish_non_exhaustive()
-    }
-}
-
 /// How many handles a gate has.
-#[derive(Debug)]
 pub(super) struct Handles(AtomicU64);
 
 impl Default for Handles {

@@ -73,6 +73,38 @@ fn counts_go_on_over_the_edge_of_the_word() {
 }
 
 #[test]
+fn a_queue_that_has_grown_large_is_given_up_once_it_is_empty() {
+    let mut queue = queue::Queue::default();
+    let join = |queue: &mut queue::Queue, many| -> Vec<_> {
+        (0..many).map(|_| queue.join(Waker::noop().clone(), 1)).collect()
+    };
+    let few = join(&mut queue, 1);
+    assert!(few.into_iter().all(|ticket| queue.leave(ticket).is_ok()));
+    assert!(queue.surplus().is_none());
+    let mut many = join(&mut queue, 10_000);
+    let last = many.pop().unwrap();
+    assert!(many.into_iter().all(|ticket| queue.leave(ticket).is_ok()));
+    assert!(queue.surplus().is_none(), "somebody waits");
+    assert!(queue.leave(last).is_ok());
+    assert!(queue.surplus().is_some_and(|surplus| surplus.into_values().count() >= 10_000));
+    assert!(queue.surplus().is_none());
+}
+
+#[test]
+fn what_is_left_goes_with_the_last_permit() {
+    let witness = Arc::new(());
+    let seen = Arc::clone(&witness);
+    let semaphore = Semaphore::builder(2).observer(move |_| _ = &seen).build().unwrap();
+    let permits = [1, 1].map(|weight| semaphore.try_acquire(weight).unwrap().unwrap());
+    drop(semaphore);
+    for permit in permits {
+        assert_eq!(Arc::strong_count(&witness), 2);
+        drop(permit);
+    }
+    assert_eq!(Arc::strong_count(&witness), 1);
+}
+
+#[test]
 fn a_granted_future_that_is_dropped_was_admitted_and_released() {
     let semaphore = recorded(1, 2);
     let held = semaphore.try_acquire(1).unwrap();
