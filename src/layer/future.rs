@@ -16,7 +16,7 @@ use super::key::Asked;
 use super::observe::Decision;
 use super::settings::{Key, Settings};
 use super::{Hold, Reason, Rejection, SlotBody};
-use crate::limiter::{AcquireError, KeyError, Prepared, ProjectId, Slot};
+use crate::limiter::{AcquireError, Claiming, KeyError, Prepared, ProjectId, Slot};
 use crate::metrics::{End, Outcome};
 use crate::semaphore::{self, AcquireDeadline, Permit};
 use crate::store::Reply;
@@ -50,7 +50,7 @@ pin_project! {
         Asking { asked: Asked, rest: Option<(B, S)> },
         Preparing { reply: Reply<Result<Prepared, AcquireError>>, who: Option<Who<S, B>> },
         Entering { entry: Pin<Box<AcquireDeadline<'static>>>, prepared: Option<Prepared>, who: Option<Who<S, B>> },
-        Acquiring { reply: Reply<Result<Slot, AcquireError>>, permit: Option<Permit>, who: Option<Who<S, B>> },
+        Acquiring { claiming: Claiming, permit: Option<Permit>, who: Option<Who<S, B>> },
         // The slot comes after the future: it is given back when that is gone.
         Running { #[pin] future: S::Future, slot: Option<Slot>, method: Method },
     }
@@ -178,9 +178,9 @@ impl<S: Service<Request<B>>, B> Who<S, B> {
     }
 
     fn acquire(self, settings: &Settings, permit: Option<Permit>, prepared: Prepared) -> Step<S, B> {
-        match settings.limiter.claim(prepared).into_ready() {
+        match settings.limiter.claim(prepared) {
             Ok(answer) => self.decided(settings, permit, answer),
-            Err(reply) => Step::Next(State::Acquiring { reply, permit, who: Some(self) }),
+            Err(claiming) => Step::Next(State::Acquiring { claiming, permit, who: Some(self) }),
         }
     }
 
@@ -239,8 +239,8 @@ where
                     let prepared = prepared.take().expect(POLLED_AGAIN);
                     who.take().expect(POLLED_AGAIN).entered(this.settings, permit, prepared)
                 }
-                StateProj::Acquiring { reply, permit, who } => {
-                    let answer = ready!(Pin::new(reply).poll(cx));
+                StateProj::Acquiring { claiming, permit, who } => {
+                    let answer = ready!(Pin::new(claiming).poll(cx));
                     who.take().expect(POLLED_AGAIN).decided(this.settings, permit.take(), answer)
                 }
                 StateProj::Running { future, slot, method } => {

@@ -26,8 +26,11 @@ mod reuse;
 mod slot;
 
 use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -185,15 +188,11 @@ impl Limiter {
         timeout(deadline, all_back).await.is_ok()
     }
 
-    /// The acquire, begun; ready at once where nothing has to be waited for.
-    fn start(&self, id: &str, how: Acquire) -> Reply<Result<Slot, AcquireError>> {
-        match self.prepare(id, how).into_ready() {
-            Ok(Ok(prepared)) => self.claim(prepared),
-            Ok(Err(error)) => Reply::ready(Err(error)),
-            Err(reply) => {
-                let limiter = self.clone();
-                Reply::later(async move { limiter.claim(reply.await?).await })
-            }
+    async fn start(&self, id: &str, how: Acquire) -> Result<Slot, AcquireError> {
+        let prepared = self.prepare(id, how).await?;
+        match self.claim(prepared) {
+            Ok(settled) => settled,
+            Err(claiming) => claiming.await,
         }
     }
 
@@ -214,8 +213,8 @@ impl Limiter {
         })
     }
 
-    /// Asks the store, where the limit needs it.
-    pub(crate) fn claim(&self, prepared: Prepared) -> Reply<Result<Slot, AcquireError>> {
+    /// Asks the store, where the limit needs it; what is left to wait for, if anything is.
+    pub(crate) fn claim(&self, prepared: Prepared) -> Result<Result<Slot, AcquireError>, Claiming> {
         self.core.claim(prepared)
     }
 
@@ -240,6 +239,24 @@ pub(crate) struct Prepared {
 impl Prepared {
     pub(crate) fn weight(&self) -> u32 {
         self.how.weight
+    }
+}
+
+/// A claim that the store has not answered yet.
+pub(crate) struct Claiming {
+    core: Arc<Core>,
+    held: Option<Arc<Held>>,
+    most: u32,
+    reply: Reply<Result<Grant, StoreError>>,
+}
+
+impl Future for Claiming {
+    type Output = Result<Slot, AcquireError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let answer = ready!(Pin::new(&mut self.reply).poll(cx));
+        let held = self.held.take().expect("a claim was polled after it was answered");
+        Poll::Ready(self.core.settle(held, self.most, answer))
     }
 }
 
@@ -332,41 +349,35 @@ impl Core {
         Ok(key)
     }
 
-    fn claim(self: &Arc<Self>, prepared: Prepared) -> Reply<Result<Slot, AcquireError>> {
+    fn claim(self: &Arc<Self>, prepared: Prepared) -> Result<Result<Slot, AcquireError>, Claiming> {
         let Prepared { key, how, limit } = prepared;
         let (held, weight) = (Held::new(self, key, how), how.weight);
         // Once more, now that `shutdown` would wait for this guard: it may have begun meanwhile.
         if self.closed.load(Ordering::SeqCst) {
-            return Reply::ready(Err(AcquireError::Closed));
+            return Ok(Err(AcquireError::Closed));
         }
         let Limit::Max(most) = limit else {
             self.count(Outcome::Admitted);
-            return Reply::ready(Ok(held.granted(Origin::Unlimited, 0, limit)));
+            return Ok(Ok(held.granted(Origin::Unlimited, 0, limit)));
         };
         // A paused id refuses every weight for now; any other limit refuses a larger one for ever.
         if weight > most && most > 0 {
-            return Reply::ready(Err(AcquireError::Weight { weight, most }));
+            return Ok(Err(AcquireError::Weight { weight, most }));
         }
         if let Some(reuse) = &self.reuse {
             if let Some(active) = held.take_idle(reuse, most) {
                 self.meters().reused.add(1);
                 self.count(Outcome::Admitted);
                 self.record_use(active, most);
-                return Reply::ready(Ok(held.granted(Origin::Store, active, limit)));
+                return Ok(Ok(held.granted(Origin::Store, active, limit)));
             }
             held.make_reusable();
         }
         held.set_taken(Taken::Store);
         let reply = self.store.acquire(self.claim_of(&held, most));
         match reply.into_ready() {
-            Ok(answer) => Reply::ready(self.settle(held, most, answer)),
-            Err(reply) => {
-                let core = Arc::clone(self);
-                Reply::later(async move {
-                    let answer = reply.await;
-                    core.settle(held, most, answer)
-                })
-            }
+            Ok(answer) => Ok(self.settle(held, most, answer)),
+            Err(reply) => Err(Claiming { core: Arc::clone(self), held: Some(held), most, reply }),
         }
     }
 
