@@ -5,11 +5,13 @@
 
 mod support;
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use support::rows::{Bound, judge, judge_time, traffic};
 use support::sentinel::{MASTER, Sentinel, Watched};
-use support::{RedisServer, eventually, free_port};
+use support::{History, RedisServer, Visit, eventually, free_port};
 use tower_slots::store::{StoreError, StoreErrorKind};
 use tower_slots::{AcquireError, Limiter, OnOutage, Origin, RedisStore, Slot};
 
@@ -19,11 +21,15 @@ const SECOND: Duration = Duration::from_secs(1);
 const SOON: Duration = Duration::from_secs(10);
 /// For a failover, which takes the sentinels a few seconds.
 const FAILOVER: Duration = Duration::from_secs(60);
+/// How long there may be more than the limit: the two processes may follow a new master seconds apart,
+/// and then it takes a third of a lease.
+const ABOVE: Duration = Duration::from_secs(6);
+const LIMIT: u32 = 10;
 const ACME: &str = "sem:acme";
 
 fn limiter(sentinels: &[String], master: &str) -> Limiter {
     let store = RedisStore::sentinel(sentinels.iter().map(String::as_str), master).unwrap();
-    let builder = Limiter::builder(store).limit(10).lease(3 * SECOND).store_timeout(900 * MS);
+    let builder = Limiter::builder(store).limit(LIMIT).lease(3 * SECOND).store_timeout(900 * MS);
     builder.on_outage(OnOutage::Refuse).build().unwrap()
 }
 
@@ -36,6 +42,12 @@ async fn granted(limiter: &Limiter, within: Duration) {
     eventually("slots come from the store", within, granted).await;
 }
 
+/// The store answers: with a refusal too, where others want more than there is.
+async fn served(limiter: &Limiter, within: Duration) {
+    let served = async || !matches!(limiter.try_acquire("acme").await, Err(AcquireError::Unavailable(_)));
+    eventually("the store answers", within, served).await;
+}
+
 async fn hold(limiter: &Limiter, n: usize) -> Vec<Slot> {
     granted(limiter, SOON).await;
     join_all((0..n).map(|_| limiter.try_acquire("acme"))).await.into_iter().collect::<Result<_, _>>().unwrap()
@@ -43,6 +55,36 @@ async fn hold(limiter: &Limiter, n: usize) -> Vec<Slot> {
 
 async fn counts(server: &RedisServer, n: u64, within: Duration) {
     eventually(&format!("{n} slots"), within, async || server.zcard(ACME).await == n).await;
+}
+
+/// Judges what `slots` and another process's callers, who want more than there is, have at once until
+/// `fault` is over. Returns the visits of `slots`.
+async fn under_load(sentinels: &[String], slots: &[Slot], fault: impl Future<Output = ()>) -> Vec<Visit> {
+    let (history, over) = (History::new(), Cell::new(false));
+    let visits = slots.iter().map(|_| history.enter("acme", 1)).collect();
+    let other = limiter(sentinels, "redis://mymaster");
+    let callers = traffic(&other, "acme", &history, 30, || !over.get());
+    let fault = async {
+        tokio::time::sleep(SECOND / 2).await;
+        fault.await;
+        over.set(true);
+    };
+    let (tally, ()) = tokio::join!(callers, fault);
+    assert!(tally.served > 0 && tally.refused > 0, "{tally:?}");
+    judge(9, &history, "acme", &Bound { limit: LIMIT, most: 2 * LIMIT, above: ABOVE });
+    assert!(other.shutdown(SOON).await);
+    visits
+}
+
+/// All of them are in that server's set.
+async fn are_on(server: &RedisServer, slots: &[Slot]) {
+    let all = async || {
+        let members = server.members(ACME).await;
+        slots.iter().all(|slot| members.iter().any(|(member, _)| *member == slot.id().to_string()))
+    };
+    let start = Instant::now();
+    eventually("held slots are put back", SOON, all).await;
+    judge_time(9, "held slots are on the new master after", start.elapsed(), ABOVE);
 }
 
 async fn error_of(limiter: &Limiter) -> StoreError {
@@ -58,10 +100,16 @@ async fn fault_09_a_master_that_dies_is_followed_by_its_successor_with_all_slots
     let limiter = on(&watched);
     let slots = hold(&limiter, 4).await;
     counts(&watched.master, 4, SOON).await;
-    watched.master.kill();
-    granted(&limiter, FAILOVER).await;
+    let visits = under_load(&watched.urls(), &slots, async {
+        watched.master.kill();
+        let start = Instant::now();
+        served(&limiter, FAILOVER).await;
+        judge_time(9, "the new master answers after", start.elapsed(), FAILOVER);
+        are_on(&watched.replica, &slots).await;
+    })
+    .await;
     counts(&watched.replica, 4, SOON).await;
-    drop(slots);
+    drop((visits, slots));
     counts(&watched.replica, 0, SOON).await;
     assert!(limiter.shutdown(SOON).await);
 }
@@ -71,21 +119,24 @@ async fn fault_09_a_failover_on_request_is_followed_and_what_it_lost_is_put_back
     let watched = Watched::start().await;
     let limiter = on(&watched);
     let slots = hold(&limiter, 4).await;
-    // Nothing reaches the replica any more that could be lost.
-    let before = watched.master.calls("evalsha").await;
-    let _: () = watched.sentinels[0].read(&["SENTINEL", "FAILOVER", MASTER]).await;
-    let promoted =
-        async || watched.replica.read::<String>(&["INFO", "replication"]).await.contains("role:master");
-    eventually("the replica is the master", FAILOVER, promoted).await;
-    watched.replica.flushall().await;
-    granted(&limiter, SOON).await;
+    let visits = under_load(&watched.urls(), &slots, async {
+        let _: () = watched.sentinels[0].read(&["SENTINEL", "FAILOVER", MASTER]).await;
+        let promoted =
+            async || watched.replica.read::<String>(&["INFO", "replication"]).await.contains("role:master");
+        eventually("the replica is the master", FAILOVER, promoted).await;
+        // As if nothing had reached it before.
+        watched.replica.flushall().await;
+        served(&limiter, SOON).await;
+        are_on(&watched.replica, &slots).await;
+    })
+    .await;
     counts(&watched.replica, 4, SOON).await;
     let demoted =
         async || watched.master.read::<String>(&["INFO", "replication"]).await.contains("role:slave");
     eventually("the old master is a replica", FAILOVER, demoted).await;
-    drop(slots);
+    drop((visits, slots));
     counts(&watched.replica, 0, SOON).await;
-    let calls = watched.master.calls("evalsha").await - before;
+    let calls = watched.master.errors("READONLY").await;
     assert!(calls < 500, "{calls} calls went to the old master");
 }
 
@@ -96,21 +147,26 @@ async fn fault_09_a_master_that_is_replaced_while_it_answers_is_left_within_seco
     for sentinel in &sentinels {
         let _: String = sentinel.read(&["PING"]).await;
     }
-    let limiter = limiter(&sentinels.each_ref().map(Sentinel::url), "redis://mymaster");
+    let urls = sentinels.each_ref().map(Sentinel::url);
+    let limiter = limiter(&urls, "redis://mymaster");
     let slots = hold(&limiter, 4).await;
     counts(&old, 4, SOON).await;
-    for sentinel in &sentinels {
-        let _: () = sentinel.read(&["SENTINEL", "REMOVE", MASTER]).await;
-        let port = new.port().to_string();
-        let _: () = sentinel.read(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", &port, "2"]).await;
-    }
+    let visits = under_load(&urls, &slots, async {
+        for sentinel in &sentinels {
+            let _: () = sentinel.read(&["SENTINEL", "REMOVE", MASTER]).await;
+            let port = new.port().to_string();
+            let _: () = sentinel.read(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", &port, "2"]).await;
+        }
+        are_on(&new, &slots).await;
+    })
+    .await;
     counts(&new, 4, SOON).await;
     let start = Instant::now();
     while start.elapsed() < SECOND {
         let slot = limiter.try_acquire("acme").await.unwrap();
         assert_eq!(slot.origin(), Origin::Store);
     }
-    drop(slots);
+    drop((visits, slots));
     counts(&new, 0, SOON).await;
 }
 

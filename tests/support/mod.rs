@@ -15,6 +15,7 @@ pub mod log;
 pub mod meter;
 pub mod process;
 pub mod proxy;
+pub mod rows;
 #[cfg(feature = "redis-sentinel")]
 pub mod sentinel;
 pub mod server;

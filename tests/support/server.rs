@@ -200,6 +200,14 @@ impl RedisServer {
             .map_or(0, |calls| calls.parse().expect("calls is a number"))
     }
 
+    /// How often the server has answered with an error of that code.
+    pub async fn errors(&self, code: &str) -> u64 {
+        let stats: String = self.read(&["INFO", "errorstats"]).await;
+        let prefix = format!("errorstat_{code}:count=");
+        let count = stats.lines().find_map(|line| line.strip_prefix(&prefix));
+        count.map_or(0, |count| count.parse().expect("a count is a number"))
+    }
+
     /// Runs a command and converts its reply.
     pub async fn read<T: FromRedisValue>(&self, command: &[&str]) -> T {
         let reply = self.command(command).await;
