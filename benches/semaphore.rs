@@ -1,9 +1,8 @@
 //! The local semaphore beside those of tokio, async-lock and futures-intrusive (fair).
 //!
-//! All run in turns within one process; each row is the median over several rounds, in nanoseconds
-//! per operation, with the ratio to tokio's. Absolute numbers depend on the machine: read the ratios.
-//!
-//! `cargo bench --bench semaphore [-- --rounds N --millis M]`
+//! In nanoseconds per operation.
+
+mod harness;
 
 use std::future::Future;
 use std::hint::black_box;
@@ -11,6 +10,9 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
+
+use harness::{Bench, Target, Unit};
+use tower_slots::semaphore::Semaphore;
 
 /// A semaphore under test. A weight other than 1 is only asked of those that have weights.
 trait Contender: Send + Sync + Sized + 'static {
@@ -22,7 +24,7 @@ trait Contender: Send + Sync + Sized + 'static {
     fn acquire(&self, weight: usize) -> impl Future<Output = Self::Permit<'_>> + Send;
 }
 
-impl Contender for tower_slots::semaphore::Semaphore {
+impl Contender for Semaphore {
     type Permit<'a> = tower_slots::semaphore::Permit;
 
     fn new(capacity: usize) -> Self {
@@ -224,81 +226,71 @@ fn cancel_of_4096<C: Contender>(semaphore: &Arc<C>, times: u32) -> (Duration, u3
 }
 
 const CAPACITY: usize = 4;
-
-struct Settings {
-    rounds: usize,
-    time: Duration,
-}
+const NANOS: Unit = Unit::lower("ns");
 
 /// A row, bound to one contender's semaphore.
 type Contest = Box<dyn FnMut(u32) -> (Duration, u32)>;
 
-/// The median time of one operation, for each contender; their rounds alternate.
+/// The time of one operation, for each contender; their rounds alternate.
 struct Rows<'a> {
-    settings: &'a Settings,
+    bench: &'a Bench,
     name: &'static str,
-    contenders: Vec<(&'static str, Contest)>,
+    ours: Contest,
+    others: Vec<(&'static str, Contest)>,
 }
 
 impl<'a> Rows<'a> {
-    fn new(settings: &'a Settings, name: &'static str) -> Self {
-        Self { settings, name, contenders: Vec::new() }
+    fn new(bench: &'a Bench, name: &'static str, row: Row<Semaphore>) -> Self {
+        Self { bench, name, ours: contest(row), others: Vec::new() }
     }
 
     fn with<C: Contender>(mut self, name: &'static str, weighted: bool, row: Row<C>) -> Self {
         if C::WEIGHTS || !weighted {
-            let semaphore = Arc::new(C::new(CAPACITY));
-            self.contenders.push((name, Box::new(move |times| row(&semaphore, times))));
+            self.others.push((name, contest(row)));
         }
         self
     }
 
-    fn run(mut self) {
-        // All run as often as fills the first one's time.
-        let (elapsed, times) = self.contenders[0].1(10_000);
-        let fill = self.settings.time.as_secs_f64() / elapsed.as_secs_f64();
-        let times = (f64::from(times) * fill).max(10_000.0) as u32;
-        let mut nanos = vec![Vec::new(); self.contenders.len()];
-        for _ in 0..self.settings.rounds {
-            for (nanos, (_, row)) in nanos.iter_mut().zip(&mut self.contenders) {
-                let (elapsed, times) = row(times);
-                nanos.push(elapsed.as_secs_f64() * 1e9 / f64::from(times));
-            }
+    async fn run(mut self) {
+        // All run as often as fills the time of ours.
+        let (elapsed, times) = (self.ours)(10_000);
+        let fill = self.bench.millis(20, 10).as_secs_f64() / elapsed.as_secs_f64();
+        let times = (f64::from(times) * fill).max(self.bench.pick(10_000.0, 10_000.0, 100.0)) as u32;
+        let nanos = |contest: &mut Contest| {
+            let (elapsed, times) = contest(times);
+            elapsed.as_secs_f64() * 1e9 / f64::from(times)
+        };
+        for (name, theirs) in &mut self.others {
+            let ours = &mut self.ours;
+            let rounds = self.bench.compare(async || nanos(ours), async || nanos(theirs)).await;
+            let target = if *name == "tokio" { Target::Ratio(1.0) } else { Target::None };
+            self.bench.row(
+                &format!("semaphore: {}, {name}", self.name),
+                NANOS,
+                rounds.figures(|n| *n),
+                target,
+            );
         }
-        let medians: Vec<f64> = nanos.into_iter().map(median).collect();
-        let tokio = medians[1];
-        print!("{:<18}", self.name);
-        for ((name, _), nanos) in self.contenders.iter().zip(&medians) {
-            print!("  {name} {nanos:7.1} ns ({:4.2})", nanos / tokio);
-        }
-        println!();
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+fn contest<C: Contender>(row: Row<C>) -> Contest {
+    let semaphore = Arc::new(C::new(CAPACITY));
+    Box::new(move |times| row(&semaphore, times))
 }
 
 fn main() {
-    let arguments: Vec<String> = std::env::args().collect();
-    let number = |name: &str, default: u64| {
-        let at = arguments.iter().position(|argument| argument == name);
-        at.and_then(|at| arguments.get(at + 1)).and_then(|value| value.parse().ok()).unwrap_or(default)
-    };
-    let settings = Settings {
-        rounds: number("--rounds", 15) as usize,
-        time: Duration::from_millis(number("--millis", 20)),
-    };
+    let bench = Bench::start();
     macro_rules! row {
         ($name:literal, $row:ident, weighted = $weighted:literal) => {
-            Rows::new(&settings, $name)
-                .with::<tower_slots::semaphore::Semaphore>("tower-slots", $weighted, $row)
-                .with::<tokio::sync::Semaphore>("tokio", $weighted, $row)
-                .with::<TokioOwned>("tokio owned", $weighted, $row)
-                .with::<async_lock::Semaphore>("async-lock", $weighted, $row)
-                .with::<futures_intrusive::sync::Semaphore>("intrusive", $weighted, $row)
-                .run()
+            if bench.wants($name) {
+                let rows = Rows::new(&bench, $name, $row)
+                    .with::<tokio::sync::Semaphore>("tokio", $weighted, $row)
+                    .with::<TokioOwned>("tokio owned", $weighted, $row)
+                    .with::<async_lock::Semaphore>("async-lock", $weighted, $row)
+                    .with::<futures_intrusive::sync::Semaphore>("intrusive", $weighted, $row);
+                futures_util::FutureExt::now_or_never(rows.run());
+            }
         };
     }
     row!("try + release", try_and_release, weighted = false);

@@ -1,0 +1,26 @@
+//! Slots through Redis, beside the same with one script call for each acquire and release.
+//!
+//! The servers are started here.
+
+#[path = "../harness/mod.rs"]
+mod harness;
+#[path = "../../tests/support/mod.rs"]
+mod support;
+#[path = "../harness/ways.rs"]
+mod ways;
+
+mod throughput;
+
+use harness::Bench;
+
+fn main() {
+    let bench = Bench::start();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(run(&bench));
+}
+
+async fn run(bench: &Bench) {
+    if bench.wants("throughput") {
+        throughput::run(bench).await;
+    }
+}
