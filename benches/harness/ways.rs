@@ -82,7 +82,7 @@ pub struct Load {
     pub ids: Arc<Vec<String>>,
     pub callers: usize,
     pub time: Duration,
-    /// For how long a slot is held, and how long a refused caller waits.
+    /// For how long a slot is held, and how long a caller waits before it asks again.
     pub work: Option<Duration>,
 }
 
@@ -129,12 +129,13 @@ impl Load {
             let taken = way.try_acquire(id).await;
             came.acquires.push(start.elapsed().as_secs_f64() * 1e6);
             came.refused += u64::from(taken.is_none());
-            self.pause(1.0).await;
             if let Some(taken) = taken {
+                self.pause(1.0).await;
                 let start = Instant::now();
                 way.release(id, taken).await;
                 came.releases.push(start.elapsed().as_secs_f64() * 1e6);
             }
+            self.pause(1.0).await;
             at += self.callers + 1;
         }
         came

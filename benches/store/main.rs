@@ -9,6 +9,9 @@ mod support;
 #[path = "../harness/ways.rs"]
 mod ways;
 
+mod latency;
+mod renewal;
+mod saturated;
 mod throughput;
 
 use harness::Bench;
@@ -22,5 +25,20 @@ fn main() {
 async fn run(bench: &Bench) {
     if bench.wants("throughput") {
         throughput::run(bench).await;
+    }
+    if bench.wants("quiet") {
+        latency::quiet(bench).await;
+    }
+    if bench.wants("link") {
+        latency::slow_link(bench).await;
+    }
+    if bench.wants("weights") {
+        latency::weights(bench).await;
+    }
+    if bench.wants("saturated") {
+        saturated::run(bench).await;
+    }
+    if bench.wants("renewal") {
+        renewal::run(bench).await;
     }
 }
