@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tower_slots::{AcquireError, Limiter, LimiterBuilder, RedisStore, Slot};
+use tower_slots::{AcquireError, Limiter, LimiterBuilder, OnOutage, RedisStore, Slot};
 
 use crate::harness::percentile;
 use crate::support::{Gotsem, RedisServer};
@@ -31,7 +31,9 @@ pub enum Taken {
 /// A limiter with keys of its own beside theirs.
 pub fn builder(url: &str, limit: u32) -> LimiterBuilder {
     let store = RedisStore::open(url).expect("an address");
-    Limiter::builder(store).limit(limit).prefix("ours:").store_timeout(PATIENCE)
+    // What is not answered is to be seen, and not let through.
+    let builder = Limiter::builder(store).on_outage(OnOutage::Refuse);
+    builder.limit(limit).prefix("ours:").store_timeout(PATIENCE)
 }
 
 impl Way {
