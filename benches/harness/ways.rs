@@ -84,7 +84,7 @@ pub struct Load {
     pub ids: Arc<Vec<String>>,
     pub callers: usize,
     pub time: Duration,
-    /// For how long a slot is held, and how long a caller waits before it asks again.
+    /// For how long a slot is held, and how long a caller waits before it asks again, on average.
     pub work: Option<Duration>,
 }
 
@@ -124,28 +124,28 @@ impl Load {
 
     async fn call(self, caller: usize, way: Way, stop: Arc<AtomicBool>) -> Came {
         let (mut came, mut at) = (Came::default(), caller);
-        // Callers that work do not begin together.
-        self.pause(fastrand::f64()).await;
+        self.pause().await;
         while !stop.load(Ordering::Relaxed) {
             let (id, start) = (&self.ids[at % self.ids.len()], Instant::now());
             let taken = way.try_acquire(id).await;
             came.acquires.push(start.elapsed().as_secs_f64() * 1e6);
             came.refused += u64::from(taken.is_none());
             if let Some(taken) = taken {
-                self.pause(1.0).await;
+                self.pause().await;
                 let start = Instant::now();
                 way.release(id, taken).await;
                 came.releases.push(start.elapsed().as_secs_f64() * 1e6);
             }
-            self.pause(1.0).await;
+            self.pause().await;
             at += self.callers + 1;
         }
         came
     }
 
-    async fn pause(&self, share: f64) {
+    /// Not equally long each time: callers do not stay in step.
+    async fn pause(&self) {
         if let Some(work) = self.work {
-            tokio::time::sleep(work.mul_f64(share)).await;
+            tokio::time::sleep(work.mul_f64(0.5 + fastrand::f64())).await;
         }
     }
 }

@@ -9,6 +9,7 @@ mod support;
 #[path = "../harness/ways.rs"]
 mod ways;
 
+mod fleet;
 mod latency;
 mod renewal;
 mod saturated;
@@ -17,9 +18,12 @@ mod throughput;
 use harness::Bench;
 
 fn main() {
-    let bench = Bench::start();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(run(&bench));
+    runtime.block_on(async {
+        if !fleet::run_part().await {
+            run(&Bench::start()).await;
+        }
+    });
 }
 
 async fn run(bench: &Bench) {
@@ -40,5 +44,8 @@ async fn run(bench: &Bench) {
     }
     if bench.wants("renewal") {
         renewal::run(bench).await;
+    }
+    if bench.wants("fleet") {
+        fleet::run(bench).await;
     }
 }
