@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use support::rows::{Bound, judge, judge_time, traffic};
 use support::sentinel::{MASTER, Sentinel, Watched};
+use support::server::query;
 use support::{History, RedisServer, Visit, eventually, free_port};
 use tower_slots::store::{StoreError, StoreErrorKind};
 use tower_slots::{AcquireError, Limiter, OnOutage, Origin, RedisStore, Slot};
@@ -76,6 +77,13 @@ async fn under_load(sentinels: &[String], slots: &[Slot], fault: impl Future<Out
     visits
 }
 
+/// Whether a server has that role. Sentinels end all connections to one whose role they change.
+async fn is(server: &RedisServer, role: &str) -> bool {
+    let info = query(server.url(), &["INFO", "replication"]).await.ok();
+    let info = info.and_then(|info| tower_slots::redis::from_redis_value::<String>(info).ok());
+    info.is_some_and(|info| info.contains(&format!("role:{role}")))
+}
+
 /// All of them are in that server's set.
 async fn are_on(server: &RedisServer, slots: &[Slot]) {
     let all = async || {
@@ -121,9 +129,8 @@ async fn fault_09_a_failover_on_request_is_followed_and_what_it_lost_is_put_back
     let slots = hold(&limiter, 4).await;
     let visits = under_load(&watched.urls(), &slots, async {
         let _: () = watched.sentinels[0].read(&["SENTINEL", "FAILOVER", MASTER]).await;
-        let promoted =
-            async || watched.replica.read::<String>(&["INFO", "replication"]).await.contains("role:master");
-        eventually("the replica is the master", FAILOVER, promoted).await;
+        eventually("the replica is the master", FAILOVER, async || is(&watched.replica, "master").await)
+            .await;
         // As if nothing had reached it before.
         watched.replica.flushall().await;
         served(&limiter, SOON).await;
@@ -131,9 +138,7 @@ async fn fault_09_a_failover_on_request_is_followed_and_what_it_lost_is_put_back
     })
     .await;
     counts(&watched.replica, 4, SOON).await;
-    let demoted =
-        async || watched.master.read::<String>(&["INFO", "replication"]).await.contains("role:slave");
-    eventually("the old master is a replica", FAILOVER, demoted).await;
+    eventually("the old master is a replica", FAILOVER, async || is(&watched.master, "slave").await).await;
     drop((visits, slots));
     counts(&watched.replica, 0, SOON).await;
     let calls = watched.master.errors("READONLY").await;

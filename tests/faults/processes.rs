@@ -85,7 +85,7 @@ async fn fault_01_slots_of_a_killed_process_are_free_within_a_lease_and_others_s
         assert!(start.elapsed() < 5 * lease);
         sleep(10 * MS).await;
     };
-    judge_time(1, "3 slots of a killed process are free after", start.elapsed(), lease + 100 * MS);
+    judge_time(1, "3 slots of a killed process are free after", start.elapsed(), lease + SLACK);
     let visit = history.enter(ID, 3);
     assert_eq!((slot.active(), slot.origin()), (5, Origin::Store), "the other's two are untouched");
     sleep(lease).await;
