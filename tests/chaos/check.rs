@@ -19,7 +19,8 @@
 //! were let in by policy.
 //!
 //! Pages of the server's own ledger are held against the same visits: one in no doubt is there, and
-//! nothing is renewed after its end, or although nobody ever came to hold it.
+//! nothing is renewed after its end, or although nobody ever came to hold it. What has ended, or came
+//! to nothing, is gone as soon as its worker must have given it back, unless that was killed before.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write;
@@ -37,6 +38,9 @@ const SLACK: Nanos = 500 * MS;
 /// How long after a fault there may be no connection: a try to connect that hangs for its last moment,
 /// and the longest wait between two tries.
 const RECONNECT: Nanos = 2 * SECOND;
+/// How long a slot that is given up may stay where nothing is in the way: a call whose reply was lost
+/// runs out before the next one is sent.
+const GIVING_BACK: Nanos = 2 * CALL + SLACK;
 /// What is shorter makes no call fail, and is part of the slack.
 const NOTICED: Nanos = 150 * MS;
 /// How long it takes to notice and tell that a slot is lost.
@@ -120,6 +124,7 @@ pub(crate) fn check(start: Nanos, events: &[Event], lives: &[Life], pages: &[Pag
         findings.sweep(project, &of_project, events, start);
         let pages: Vec<_> = pages.iter().filter(|page| page.project == project).collect();
         findings.check_ledger(project, &of_project, &pages, events, start);
+        findings.check_ends(project, &of_project, &pages, &troubles, events, start);
     }
     findings
 }
@@ -128,19 +133,27 @@ pub(crate) fn check(start: Nanos, events: &[Event], lives: &[Life], pages: &[Pag
 struct Troubles {
     /// With the time to reconnect, apart from each other.
     cut_off: Vec<Span>,
+    /// The same, but only until it is seen to be served again.
+    away: Vec<Span>,
     stopped: Vec<Span>,
     /// When it, the server or a proxy waited for a turn.
     stalls: Vec<Span>,
     /// When calls may be told of an outage.
     down: Vec<Span>,
+    killed: Vec<Nanos>,
 }
 
 impl Troubles {
     fn of(worker: usize, events: &[Event], lives: &[Life]) -> Self {
-        let mut stopped = Vec::new();
+        let (mut stopped, mut killed, mut served) = (Vec::new(), Vec::new(), Vec::new());
         for life in lives.iter().filter(|life| life.worker == worker) {
+            killed.extend(life.killed);
             stopped.extend(life.reports.iter().filter_map(|report| match report {
                 Report::Stalled(span) => Some(*span),
+                _ => None,
+            }));
+            served.extend(life.reports.iter().filter_map(|report| match report {
+                Report::Entered(entry) if entry.stored => Some(entry.call),
                 _ => None,
             }));
         }
@@ -157,21 +170,23 @@ impl Troubles {
         let down = hits.iter().copied().chain(full.map(|event| event.span));
         let down = merged(down.map(healing).collect(), SLACK);
         let cut_off = merged(hits.iter().copied().map(healing).collect(), 0);
-        Self { cut_off, stalls, stopped: merged(stopped, 0), down }
+        served.sort_unstable();
+        let until_served = |hit: Span| {
+            let next = served.get(served.partition_point(|call| call.from < hit.to));
+            Span::new(hit.from, next.map_or(Nanos::MAX, |call| call.to).min(healing(hit).to))
+        };
+        let away = merged(hits.into_iter().map(until_served).collect(), 0);
+        Self { cut_off, away, stalls, stopped: merged(stopped, 0), down, killed }
     }
 
     /// When a holder must have renewed all its slots once more after this moment.
     fn healed(&self, after: Nanos, lease: Nanos) -> Nanos {
-        let needed = round(lease);
-        let mut healed = after + needed;
-        let first = self.cut_off.partition_point(|span| span.to < after);
-        for span in &self.cut_off[first..] {
-            if span.from > healed {
-                break;
-            }
-            healed = healed.max(span.to + needed);
-        }
-        healed
+        done(&self.cut_off, after, round(lease))
+    }
+
+    /// When it must have given back what it gave up at this moment.
+    fn given_back(&self, after: Nanos) -> Nanos {
+        done(&self.away, after, GIVING_BACK)
     }
 
     /// When slots of a visit may have run out.
@@ -196,6 +211,11 @@ impl Troubles {
             || self.down.iter().any(|trouble| trouble.from <= down.from && down.to <= trouble.to)
     }
 
+    /// It goes on for a moment after the note that it is killed.
+    fn killed_during(&self, from: Nanos, to: Nanos) -> bool {
+        self.killed.iter().any(|killed| from <= killed + SLACK && *killed <= to)
+    }
+
     fn stopped_during(&self, span: Span) -> bool {
         self.stopped.iter().any(|stop| stop.meets(span))
     }
@@ -208,6 +228,18 @@ impl Troubles {
 
 fn common(one: Span, other: Span) -> Nanos {
     Span::new(one.from.max(other.from), one.to.min(other.to)).length()
+}
+
+/// When that must be done which takes so long, begun at this moment and once more after each trouble.
+fn done(troubles: &[Span], after: Nanos, takes: Nanos) -> Nanos {
+    let mut done = after.saturating_add(takes);
+    for span in &troubles[troubles.partition_point(|span| span.to < after)..] {
+        if span.from > done {
+            break;
+        }
+        done = done.max(span.to + takes);
+    }
+    done
 }
 
 /// The longest time between two renewals of a slot.
@@ -451,6 +483,51 @@ impl Findings {
                     describe_events(&mut text, events, page.span.from, start);
                     self.violations.push(text);
                 }
+            }
+        }
+    }
+
+    /// Of one project, what has ended or came to nothing is gone.
+    fn check_ends(
+        &mut self,
+        project: usize,
+        visits: &[&Visit],
+        pages: &[&Page],
+        troubles: &[Troubles],
+        events: &[Event],
+        start: Nanos,
+    ) {
+        let owners: HashMap<_, _> =
+            visits.iter().flat_map(|visit| visit.members().map(move |member| (member, visit))).collect();
+        let (mut first_seen, mut reported) = (HashMap::new(), BTreeSet::new());
+        for page in pages {
+            let at = page.span.from;
+            for (member, runs_out) in page.members.iter().filter(|(_, runs_out)| **runs_out > page.span.to) {
+                let seen = *first_seen.entry(*member).or_insert(at);
+                let owner = owners.get(member);
+                let may_stay = match owner {
+                    Some(Visit { worker, stay, .. }) => {
+                        let worker = &troubles[*worker];
+                        at <= worker.given_back(stay.to) || worker.killed_during(stay.to, at)
+                    }
+                    // Any of them may have asked for it, within a call before it was taken.
+                    None => troubles.iter().any(|worker| {
+                        let asked = runs_out.saturating_sub(PROJECTS[project].longest_lease() + CALL);
+                        at <= worker.given_back(seen + CALL) || worker.killed_during(asked, at)
+                    }),
+                };
+                let slot = owner.map_or(*member, |visit| visit.entry.slot);
+                if may_stay || !reported.insert(slot) {
+                    continue;
+                }
+                let (at, id) = (seconds(at - start), PROJECTS[project].id);
+                let mut text = format!("not given back at {at:.3} s: {member:x} of {id}: ");
+                match owner {
+                    Some(visit) => describe(&mut text, visit, start),
+                    None => text.push_str("nobody came to hold it"),
+                }
+                describe_events(&mut text, events, page.span.from, start);
+                self.violations.push(text);
             }
         }
     }
