@@ -15,7 +15,7 @@ use std::alloc::System;
 use std::convert::Infallible;
 use std::time::Duration;
 
-use harness::{Bench, Figures, Target, Unit};
+use harness::{Bench, Figures, Target, Unit, count};
 use http::{Request, Response};
 use services::{Answer, Plain, call_all, ours, request, tower};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
@@ -79,10 +79,10 @@ async fn pairs(bench: &Bench) {
         let measure = async |way: &Way| {
             let before = allocations();
             let came = load.run(way).await;
-            (allocations() - before) / came.acquires.len() as f64
+            (allocations() - before) / came.asked as f64
         };
         let rounds = bench.compare(async || measure(&ours).await, async || measure(&theirs).await).await;
-        let name = format!("redis: {ids} ids, {callers} callers: per pair");
+        let name = format!("redis: {}, {}: per pair", count(ids, "id"), count(callers, "caller"));
         bench.row(&name, ALLOCATIONS, rounds.figures(|count| *count), Target::None);
     }
 }

@@ -215,6 +215,11 @@ pub fn percentile(mut values: Vec<f64>, share: f64) -> f64 {
     values.get(at.min(values.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
 }
 
+/// `1 id`, `2 ids`.
+pub fn count(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
 /// What stands behind an argument.
 pub fn value_of(name: &str) -> Option<String> {
     std::env::args().skip_while(|argument| argument != name).nth(1)
@@ -231,6 +236,6 @@ fn number(value: f64) -> String {
 }
 
 fn print_line(name: &str, unit: &str, ours: &str, theirs: &str, ratio: &str, target: &str, verdict: &str) {
-    let line = format!("{name:<58} {unit:<20} {ours:>9} {theirs:>9} {ratio:>7}  {target:<14} {verdict}");
+    let line = format!("{name:<60} {unit:<21} {ours:>9} {theirs:>9} {ratio:>7}  {target:<14} {verdict}");
     println!("{}", line.trim_end());
 }

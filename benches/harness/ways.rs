@@ -86,11 +86,13 @@ pub struct Load {
     pub time: Duration,
     /// For how long a slot is held, and how long a caller waits before it asks again, on average.
     pub work: Option<Duration>,
+    /// One of so many acquires, and its release, is timed.
+    pub timed: usize,
 }
 
 impl Load {
     pub fn new(ids: usize, callers: usize, time: Duration) -> Self {
-        Self { ids: Arc::new(names(ids)), callers, time, work: None }
+        Self { ids: Arc::new(names(ids)), callers, time, work: None, timed: 1 }
     }
 
     pub fn with_work(mut self, work: Duration) -> Self {
@@ -126,17 +128,21 @@ impl Load {
         let (mut came, mut at) = (Came::default(), caller);
         self.pause().await;
         while !stop.load(Ordering::Relaxed) {
-            let (id, start) = (&self.ids[at % self.ids.len()], Instant::now());
+            let id = &self.ids[at % self.ids.len()];
+            let timer = Timer::start(came.asked % self.timed as u64 == 0);
             let taken = way.try_acquire(id).await;
-            came.acquires.push(start.elapsed().as_secs_f64() * 1e6);
+            timer.stop(&mut came.acquires);
+            came.asked += 1;
             came.refused += u64::from(taken.is_none());
             if let Some(taken) = taken {
                 self.pause().await;
-                let start = Instant::now();
+                let timer = Timer::start(timer.runs());
                 way.release(id, taken).await;
-                came.releases.push(start.elapsed().as_secs_f64() * 1e6);
+                timer.stop(&mut came.releases);
             }
             self.pause().await;
+            // Where nothing has to be waited for, the other callers have their turn too.
+            tokio::task::consume_budget().await;
             at += self.callers + 1;
         }
         came
@@ -150,18 +156,38 @@ impl Load {
     }
 }
 
+/// Times a call, unless it is one of those that are not timed.
+struct Timer(Option<Instant>);
+
+impl Timer {
+    fn start(runs: bool) -> Self {
+        Self(runs.then(Instant::now))
+    }
+
+    fn runs(&self) -> bool {
+        self.0.is_some()
+    }
+
+    fn stop(&self, micros: &mut Vec<f64>) {
+        micros.extend(self.0.map(|start| start.elapsed().as_secs_f64() * 1e6));
+    }
+}
+
 /// What a load came to.
 #[derive(Debug, Default)]
 pub struct Came {
     pub seconds: f64,
+    /// How many acquires there were, and how many of them were refused.
+    pub asked: u64,
     pub refused: u64,
-    /// How long each acquire and each release took, in µs.
+    /// How long those acquires and releases took that were timed, in µs.
     pub acquires: Vec<f64>,
     pub releases: Vec<f64>,
 }
 
 impl Came {
     pub fn add(&mut self, more: Self) {
+        self.asked += more.asked;
         self.refused += more.refused;
         self.acquires.extend(more.acquires);
         self.releases.extend(more.releases);
@@ -169,7 +195,7 @@ impl Came {
 
     /// Acquires per second, admitted or not. Each one that was admitted was followed by a release.
     pub fn per_second(&self) -> f64 {
-        self.acquires.len() as f64 / self.seconds
+        self.asked as f64 / self.seconds
     }
 
     pub fn acquire(&self, share: f64) -> f64 {
@@ -240,7 +266,7 @@ impl Cost {
 
     /// Of what the server spent, so much for each acquire with its release.
     pub fn per_pair(&self, of: impl Fn(&Spent) -> f64) -> f64 {
-        of(&self.spent) / self.came.acquires.len() as f64
+        of(&self.spent) / self.came.asked as f64
     }
 }
 

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use crate::harness::{Bench, Rounds, Target, Unit, value_of};
+use crate::harness::{Bench, Rounds, Target, Unit, count, value_of};
 use crate::support::RedisServer;
 use crate::support::process::Process;
 use crate::ways::{Came, Cost, Load, Spent, Way};
@@ -28,14 +28,14 @@ pub(crate) async fn run(bench: &Bench) {
 }
 
 fn print(bench: &Bench, drivers: usize, rounds: &Rounds<Cost>) {
+    let load = format!("fleet: {}, {CALLERS} callers", count(drivers, "driver"));
     let row = |what: &str, unit, of: &dyn Fn(&Cost) -> f64| {
-        let name = format!("fleet: {drivers} drivers, {CALLERS} callers: {what}");
-        bench.row(&name, unit, rounds.figures(of), Target::None);
+        bench.row(&format!("{load}: {what}"), unit, rounds.figures(of), Target::None);
     };
     let micros = Unit::lower("µs");
     row("acquires", Unit::higher("1/s"), &|cost| cost.came.per_second());
     row("refused", Unit::lower("% of them"), &|cost| {
-        cost.came.refused as f64 / cost.came.acquires.len() as f64 * 100.0
+        cost.came.refused as f64 / cost.came.asked as f64 * 100.0
     });
     row("acquire p50", micros, &|cost| cost.came.acquire(0.5));
     row("acquire p99", micros, &|cost| cost.came.acquire(0.99));
@@ -101,7 +101,9 @@ impl Part {
         let mut numbers = line.split(' ').map(|number| number.parse::<f64>().expect("a number"));
         sum.seconds = sum.seconds.max(numbers.next().expect("seconds"));
         sum.refused += numbers.next().expect("refusals") as u64;
+        let before = sum.acquires.len();
         sum.acquires.extend(numbers);
+        sum.asked += (sum.acquires.len() - before) as u64;
     }
 }
 

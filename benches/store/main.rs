@@ -12,6 +12,7 @@ mod ways;
 mod fleet;
 mod latency;
 mod renewal;
+mod reuse;
 mod saturated;
 mod throughput;
 
@@ -44,6 +45,9 @@ async fn run(bench: &Bench) {
     }
     if bench.wants("renewal") {
         renewal::run(bench).await;
+    }
+    if bench.wants("reuse") {
+        reuse::run(bench).await;
     }
     if bench.wants("fleet") {
         fleet::run(bench).await;

@@ -25,14 +25,14 @@ pub(crate) async fn run(bench: &Bench) {
         row("server CPU per refusal", micros, &|cost| cost.per_pair(|spent| spent.cpu * 1e6));
     }
     for (name, way) in [("", &ours), ("script calls: ", &theirs)] {
-        // Clients that come back 10 ms after each refusal, and clients that come back at once.
-        for (storm, pause) in [("25 000 refusals/s", Some(Duration::from_millis(10))), ("a storm", None)] {
+        // Of refusals: clients that come back 10 ms after each, and clients that come back at once.
+        for (storm, pause) in [("25 000/s", Some(Duration::from_millis(10))), ("a storm", None)] {
             let time = bench.millis(1500, 800);
             let storm_load = Load { ids: hot(), work: pause, ..Load::new(1, 256, time) };
             let others = others(time);
             let beside = async || tokio::join!(others.run(way), storm_load.run(way)).0;
             let rounds = bench.compare(beside, async || others.run(way).await).await;
-            let name = format!("redis: {name}another id's acquire p99 beside {storm}, quiet");
+            let name = format!("redis: {name}another id's p99, beside {storm} and quiet");
             let target = if matches!(way, Way::Ours(_)) { Target::Ratio(1.5) } else { Target::None };
             bench.row(&name, Unit::lower("µs"), rounds.figures(|came: &Came| came.acquire(0.99)), target);
         }

@@ -1,6 +1,6 @@
 //! Pairs of acquire and release as fast as callers can make them.
 
-use crate::harness::{Bench, Rounds, Target, Unit};
+use crate::harness::{Bench, Rounds, Target, Unit, count};
 use crate::support::RedisServer;
 use crate::ways::{Cost, Load, NO_LIMIT, Way};
 
@@ -36,9 +36,9 @@ fn pairs_target(ids: usize, callers: usize) -> Target {
 }
 
 fn print(bench: &Bench, ids: usize, callers: usize, rounds: &Rounds<Cost>, cpu: Target) {
+    let load = format!("redis: {}, {}", count(ids, "id"), count(callers, "caller"));
     let row = |what: &str, unit, target, of: &dyn Fn(&Cost) -> f64| {
-        let name = format!("redis: {ids} ids, {callers} callers: {what}");
-        bench.row(&name, unit, rounds.figures(of), target);
+        bench.row(&format!("{load}: {what}"), unit, rounds.figures(of), target);
     };
     let micros = Unit::lower("µs");
     row("pairs", Unit::higher("1/s"), pairs_target(ids, callers), &|cost| cost.came.per_second());
