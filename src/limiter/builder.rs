@@ -2,6 +2,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::id::MAX_PREFIX_BYTES;
 use super::limits::{ErasedSource, Limits, erase};
 use super::{Core, Limit, LimitSource, Limiter, OnOutage};
 use crate::error::ConfigError;
@@ -10,7 +11,6 @@ use crate::store::{MAX_WEIGHT, SlotStore, Terms};
 use crate::trace::event;
 
 const LEASES: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 3600);
-const MAX_PREFIX_BYTES: usize = 64;
 /// Longer times mean for ever. Clocks overflow somewhere beyond.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 

@@ -10,6 +10,8 @@ use crate::store::{Key, short_hash};
 
 /// The most bytes that a project id may have.
 pub(crate) const MAX_ID_BYTES: usize = 128;
+/// The most bytes that a prefix may have.
+pub(super) const MAX_PREFIX_BYTES: usize = 64;
 
 /// Everything but the plain set `[A-Za-z0-9._~:@-]`, whose ids name their keys byte by byte.
 const ENCODED: &AsciiSet =
@@ -83,11 +85,28 @@ pub(crate) fn check(id: &str) -> Result<&str, KeyError> {
 
 /// The key of `id` under `prefix`: no two ids share one, and none holds a brace of its own.
 pub(crate) fn key(prefix: &str, id: &str) -> Result<Key, KeyError> {
-    let encoded = utf8_percent_encode(check(id)?, ENCODED);
+    let id = check(id)?;
+    if is_plain(id) {
+        return Ok(plain_key(prefix, id));
+    }
     let mut name = String::with_capacity(prefix.len() + id.len());
     name.push_str(prefix);
-    name.extend(encoded);
+    name.extend(utf8_percent_encode(id, ENCODED));
     Ok(Key::new(name))
+}
+
+fn is_plain(id: &str) -> bool {
+    id.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'~' | b':' | b'@' | b'-'))
+}
+
+/// Put together on the stack: most ids are plain, and their keys cost one allocation.
+fn plain_key(prefix: &str, id: &str) -> Key {
+    let mut name = [0; MAX_PREFIX_BYTES + MAX_ID_BYTES];
+    let (length, whole) = (prefix.len(), prefix.len() + id.len());
+    name[..length].copy_from_slice(prefix.as_bytes());
+    name[length..whole].copy_from_slice(id.as_bytes());
+    // Two texts in a row are a text.
+    Key::new(std::str::from_utf8(&name[..whole]).unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -103,6 +122,12 @@ mod tests {
         let plain = "AZaz09._~:@-";
         assert_eq!(named(plain), format!("sem:{plain}"));
         assert_eq!(named(&"x".repeat(128)).len(), 132);
+        let longest = key(&"p".repeat(MAX_PREFIX_BYTES), &"x".repeat(MAX_ID_BYTES)).expect("a valid id");
+        assert_eq!(longest.as_str().len(), MAX_PREFIX_BYTES + MAX_ID_BYTES);
+        for byte in 0..=127u8 {
+            let id = char::from(byte).to_string();
+            assert_eq!(is_plain(&id), utf8_percent_encode(&id, ENCODED).to_string() == id, "{id:?}");
+        }
     }
 
     #[test]
