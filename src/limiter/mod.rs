@@ -371,7 +371,7 @@ impl Core {
                 self.record_use(active, most);
                 return Ok(Ok(held.granted(Origin::Store, active, limit)));
             }
-            held.make_reusable();
+            held.make_reusable(reuse);
         }
         held.set_taken(Taken::Store);
         let reply = self.store.acquire(self.claim_of(&held, most));

@@ -6,7 +6,7 @@
 //! and at once when more than half of the limit is in use.
 
 use std::collections::{HashMap, hash_map};
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -28,6 +28,7 @@ const LATE: Duration = Duration::from_millis(500);
 
 /// What the store has registered under one slot id. It passes from one request to the next.
 pub(super) struct Lease {
+    key: Hashed,
     id: SlotId,
     weight: u32,
     state: Mutex<LeaseState>,
@@ -41,11 +42,6 @@ struct LeaseState {
 }
 
 impl Lease {
-    pub(super) fn new(id: SlotId, weight: u32, holder: Weak<dyn Holder>, since: Instant) -> Arc<Self> {
-        let state = LeaseState { holder, since: Some(since), lost: false };
-        Arc::new(Self { id, weight, state: Mutex::new(state) })
-    }
-
     pub(super) fn id(&self) -> SlotId {
         self.id
     }
@@ -90,7 +86,7 @@ impl Holder for Lease {
 pub(super) struct Reuse {
     store: Arc<dyn SlotStore>,
     time: Duration,
-    shards: [Mutex<HashMap<Key, Known>>; SHARDS],
+    shards: [Mutex<Shard>; SHARDS],
     hasher: RandomState,
     /// One task looks for what is due, while there is anything: the number of the newest.
     sweeper: Mutex<u64>,
@@ -98,6 +94,46 @@ pub(super) struct Reuse {
     /// When it looked last, in milliseconds since `start`.
     swept: AtomicU64,
     start: Instant,
+}
+
+type Shard = HashMap<Hashed, Known, BuildHasherDefault<Ready>>;
+
+/// A key with its hash: made once for each lease, which then comes and goes without another.
+#[derive(Clone, PartialEq, Eq)]
+struct Hashed {
+    hash: u64,
+    key: Key,
+}
+
+impl Hashed {
+    /// By bits that a map does not use.
+    fn shard(&self) -> usize {
+        (self.hash >> 32) as usize % SHARDS
+    }
+}
+
+impl Hash for Hashed {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
+}
+
+/// Takes a hash as it is.
+#[derive(Default)]
+struct Ready(u64);
+
+impl Hasher for Ready {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("a hash is one number");
+    }
 }
 
 /// An id that has less than half its limit in use.
@@ -150,6 +186,19 @@ impl Reuse {
         })
     }
 
+    /// What is to be registered for a request of `holder`.
+    pub(super) fn lease(
+        &self,
+        key: &Key,
+        id: SlotId,
+        weight: u32,
+        holder: Weak<dyn Holder>,
+        since: Instant,
+    ) -> Arc<Lease> {
+        let state = LeaseState { holder, since: Some(since), lost: false };
+        Arc::new(Lease { key: self.hashed(key), id, weight, state: Mutex::new(state) })
+    }
+
     /// A kept slot for a request of `holder`, and the last known use of the key. When there is none,
     /// those of other weights are given back, ahead of the claim that the store is sent then.
     pub(super) fn take(
@@ -160,8 +209,9 @@ impl Reuse {
         holder: &Weak<dyn Holder>,
         now: Instant,
     ) -> Option<(Arc<Lease>, u32)> {
-        let mut shard = self.shard(key);
-        let known = shard.get_mut(key)?;
+        let key = self.hashed(key);
+        let mut shard = self.shard(&key);
+        let known = shard.get_mut(&key)?;
         known.most = most;
         let (mut back, mut found) = (Vec::new(), None);
         // After a stop of this process nobody may have looked yet for what is due.
@@ -174,14 +224,14 @@ impl Reuse {
         }
         let used = known.used;
         drop(shard);
-        self.give_back(key, &back);
+        self.give_back(&back);
         found.map(|lease| (lease, used))
     }
 
     /// The store says how many slots of a key are in use, and this was its limit.
     pub(super) fn heard(self: &Arc<Self>, key: &Key, used: u32, most: u32) {
-        let now = Instant::now();
-        let mut shard = self.shard(key);
+        let (now, key) = (Instant::now(), self.hashed(key));
+        let mut shard = self.shard(&key);
         let full = shard.len() >= MOST_KEYS;
         let known = match shard.entry(key.clone()) {
             hash_map::Entry::Occupied(known) => known.into_mut(),
@@ -194,16 +244,16 @@ impl Reuse {
         let room = known.has_room(known.weight);
         drop(shard);
         if !room || !self.is_swept(now) {
-            self.forget(key);
+            self.forget_hashed(&key);
         }
     }
 
     /// Keeps a slot that its last guard gives up, where that is right. Else it is the caller's to give
     /// back.
-    pub(super) fn keep(self: &Arc<Self>, key: &Key, lease: &Arc<Lease>) -> bool {
+    pub(super) fn keep(self: &Arc<Self>, lease: &Arc<Lease>) -> bool {
         let now = Instant::now();
-        let mut shard = self.shard(key);
-        let Some(known) = shard.get_mut(key) else { return false };
+        let mut shard = self.shard(&lease.key);
+        let Some(known) = shard.get_mut(&lease.key) else { return false };
         // Else it passes through the store, with news of the use when it is acquired again.
         if !self.is_fresh(known, now)
             || !known.has_room(known.weight.saturating_add(lease.weight))
@@ -215,39 +265,45 @@ impl Reuse {
         drop(shard);
         // Only now: a sweeper that finds nothing ends.
         if !self.is_swept(now) {
-            self.forget(key);
+            self.forget_hashed(&lease.key);
         }
         true
     }
 
     /// Gives back what is kept of a key.
     pub(super) fn forget(&self, key: &Key) {
+        self.forget_hashed(&self.hashed(key));
+    }
+
+    fn forget_hashed(&self, key: &Hashed) {
         let known = self.shard(key).remove(key);
         let idle = known.map(|known| known.idle).unwrap_or_default();
-        self.give_back(key, &idle);
+        self.give_back(&idle);
     }
 
     /// Gives back what is kept of all keys.
     pub(super) fn forget_all(&self) {
         for shard in &self.shards {
             let all = std::mem::take(&mut *lock(shard));
-            for (key, known) in all {
-                self.give_back(&key, &known.idle);
-            }
+            all.values().for_each(|known| self.give_back(&known.idle));
         }
     }
 
     /// With no lock held.
-    fn give_back(&self, key: &Key, leases: &[Arc<Lease>]) {
-        leases.iter().for_each(|lease| self.store.release(key, lease.id));
+    fn give_back(&self, leases: &[Arc<Lease>]) {
+        leases.iter().for_each(|lease| self.store.release(&lease.key.key, lease.id));
+    }
+
+    fn hashed(&self, key: &Key) -> Hashed {
+        Hashed { hash: self.hasher.hash_one(key), key: key.clone() }
     }
 
     fn is_fresh(&self, known: &Known, now: Instant) -> bool {
         now < known.heard + self.time
     }
 
-    fn shard(&self, key: &Key) -> MutexGuard<'_, HashMap<Key, Known>> {
-        lock(&self.shards[self.hasher.hash_one(key) as usize % SHARDS])
+    fn shard(&self, key: &Hashed) -> MutexGuard<'_, Shard> {
+        lock(&self.shards[key.shard()])
     }
 
     fn tick(&self) -> Duration {
@@ -294,7 +350,7 @@ impl Reuse {
         self.swept.store(self.millis(now), Ordering::Relaxed);
         for shard in &self.shards {
             let due = self.take_due(&mut lock(shard), now);
-            due.iter().for_each(|(key, known)| self.give_back(key, &known.idle));
+            due.iter().for_each(|known| self.give_back(&known.idle));
         }
         if !self.is_empty() {
             return true;
@@ -309,9 +365,9 @@ impl Reuse {
         goes_on
     }
 
-    fn take_due(&self, shard: &mut HashMap<Key, Known>, now: Instant) -> Vec<(Key, Known)> {
+    fn take_due(&self, shard: &mut Shard, now: Instant) -> Vec<Known> {
         let next = now + self.tick();
-        let due = shard.extract_if(|_, known| !self.is_fresh(known, next)).collect();
+        let due = shard.extract_if(|_, known| !self.is_fresh(known, next)).map(|(_, known)| known).collect();
         if shard.capacity() > ROOM.max(8 * shard.len()) {
             shard.shrink_to(ROOM.max(2 * shard.len()));
         }

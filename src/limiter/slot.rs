@@ -321,8 +321,8 @@ impl Held {
     }
 
     /// The slot that is to be claimed may be kept when it is released.
-    pub(super) fn make_reusable(self: &Arc<Self>) {
-        self.set_lease(Lease::new(self.id, self.weight(), self.weak(), self.since));
+    pub(super) fn make_reusable(self: &Arc<Self>, reuse: &Reuse) {
+        self.set_lease(reuse.lease(&self.key, self.id, self.weight(), self.weak(), self.since));
     }
 
     fn set_lease(&self, lease: Arc<Lease>) {
@@ -391,7 +391,7 @@ impl Held {
     fn is_kept(&self) -> bool {
         // One that was not granted yet may never be.
         let lease = self.lease.get().filter(|_| self.granted.load(Ordering::Acquire));
-        lease.zip(self.core.keeps()).is_some_and(|(lease, reuse)| reuse.keep(&self.key, lease))
+        lease.zip(self.core.keeps()).is_some_and(|(lease, reuse)| reuse.keep(lease))
     }
 
     fn loss(&self) -> MutexGuard<'_, Loss> {
