@@ -143,7 +143,8 @@ impl Limiter {
     /// Drops every slot of `id`, whoever holds it, and returns how many there were.
     ///
     /// For emergencies. The work goes on; its holders learn it by [`Slot::lost`], and no renewal
-    /// brings the slots back.
+    /// brings the slots back. Slots that a process keeps for [`reuse`](LimiterBuilder::reuse) may be among
+    /// them.
     ///
     /// # Errors
     ///
