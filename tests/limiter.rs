@@ -418,6 +418,28 @@ mod limits {
             assert!((SECOND..=31 * SECOND).contains(&retry_after), "{retry_after:?}");
         }
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn tell_a_refused_caller_to_wait_for_the_mean_hold_over_the_limit_and_up_to_half_as_long_again() {
+        for (hold, limit, waits) in [(20, 5, 4..=6), (20, 1, 20..=30), (20, 40, 1..=2), (3600, 2, 30..=45)] {
+            let limiter = limiter(limit);
+            for _ in 0..200 {
+                let _slot = limiter.try_acquire("acme").await.unwrap();
+                sleep(hold * SECOND).await;
+            }
+            let _slots = join_all((0..limit).map(|_| limiter.try_acquire("acme"))).await;
+            let mut seen = HashSet::new();
+            for _ in 0..1000 {
+                let Err(AcquireError::Saturated { retry_after, .. }) = limiter.try_acquire("acme").await
+                else {
+                    panic!("the limit is reached");
+                };
+                assert_eq!(retry_after.subsec_nanos(), 0);
+                seen.insert(retry_after.as_secs());
+            }
+            assert_eq!(seen, waits.collect(), "{limit} slots held for {hold} s");
+        }
+    }
 }
 
 mod source {
