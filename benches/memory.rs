@@ -52,8 +52,8 @@ async fn passing_ids(bench: &Bench) {
         .build()
         .expect("settings");
     let ids = bench.pick(1_000_000, 200_000, 2000);
-    // So many fill the cache and all buffers.
-    pass(&limiter, "warm-up", ids / 5).await;
+    // Half as many fill the cache and all buffers.
+    pass(&limiter, "warm-up", ids / 2).await;
     let (resident, heap, redis) = settled(&server).await;
     pass(&limiter, "id", ids).await;
     let (resident_after, heap_after, redis_after) = settled(&server).await;
