@@ -9,7 +9,7 @@ local dropped = call('ZCARD', KEYS[1])
 local keep = math.max(2 * ARGV[1], call('PTTL', KEYS[1]) - 10000)
 -- The marker first: where it cannot be set, nothing may be dropped, as renewals would put it back.
 if KEYS[2] then
-  call('SET', KEYS[2], now_text, 'PX', text(keep))
+  call('SET', KEYS[2], text(now), 'PX', text(keep))
 end
 call('DEL', KEYS[1])
 return { now, dropped }

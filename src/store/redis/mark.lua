@@ -3,5 +3,5 @@
 -- KEYS   the drain marker
 -- ARGV   how long to keep it, in ms
 -- Reply  server ms, 0
-redis.call('SET', KEYS[1], now_text, 'PX', ARGV[1])
+redis.call('SET', KEYS[1], text(now), 'PX', ARGV[1])
 return { now, 0 }

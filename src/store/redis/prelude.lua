@@ -23,8 +23,9 @@ end
 -- `unpack` fails on lists of thousands, so commands take their arguments in parts of this many.
 local PART = 2000
 
-local now_text = text(now)
+local now_text
 local function evict(key)
+  now_text = now_text or text(now)
   return call('ZREMRANGEBYSCORE', key, '-inf', now_text)
 end
 
