@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::error::{classify_text, connection_lost, malformed};
-use super::script::{count, sequence, signed, text, unsigned};
+use super::script::{List, count, sequence, signed, text, unsigned};
 use crate::store::{Grant, Key, SlotId, StoreError, StoreErrorKind, Terms};
 
 /// The most slots that one flight carries, so that it never holds the server for long.
@@ -258,8 +258,7 @@ impl Flight {
 fn packed(not_after: u64, asks: &[Ask]) -> Vec<u8> {
     let first_claimed = asks.iter().position(|ask| !ask.claims.is_empty()).map_or(0, |at| at + 1);
     let items: usize = 2 + asks.iter().map(Ask::items).sum::<usize>();
-    let mut list = List(Vec::with_capacity(16 + SLOT_ID_ITEM * items));
-    list.begin(items);
+    let mut list = List::of(items);
     list.number(not_after);
     list.number(first_claimed as u64);
     for ask in asks {
@@ -279,29 +278,7 @@ fn packed(not_after: u64, asks: &[Ask]) -> Vec<u8> {
         }
         ask.claims.iter().for_each(|claim| list.slot(claim.slot));
     }
-    list.0
-}
-
-/// A slot id's text and what goes before it.
-const SLOT_ID_ITEM: usize = 2 + 37;
-
-/// A MessagePack list that is being written. Writing into memory does not fail.
-struct List(Vec<u8>);
-
-impl List {
-    fn begin(&mut self, items: usize) {
-        let _ = rmp::encode::write_array_len(&mut self.0, items as u32);
-    }
-
-    fn number(&mut self, number: u64) {
-        let _ = rmp::encode::write_uint(&mut self.0, number);
-    }
-
-    fn slot(&mut self, slot: SlotId) {
-        let text = slot.to_bytes();
-        let _ = rmp::encode::write_str_len(&mut self.0, text.len() as u32);
-        self.0.extend_from_slice(&text);
-    }
+    list.into_bytes()
 }
 
 /// The server's time, and each key's answer in the order of the asks.

@@ -77,9 +77,45 @@ pub(super) fn write_renewal(
     } else {
         cmd.arg(2).arg(key.as_str()).arg(drain_marker(key));
     }
-    cmd.arg(not_after).arg(lease_ms);
-    for Renewal { slot, weight, since } in slots {
-        cmd.arg(*weight).arg(&slot.to_bytes()[..]).arg(*since);
+    let total: u64 = slots.iter().map(|renewal| u64::from(renewal.weight)).sum();
+    let weights = total > slots.len() as u64;
+    let mut list = List::of(4 + slots.len() * if weights { 3 } else { 2 });
+    [not_after, lease_ms, slots.len() as u64, total].into_iter().for_each(|number| list.number(number));
+    slots.iter().for_each(|renewal| list.slot(renewal.slot));
+    slots.iter().for_each(|renewal| list.number(renewal.since));
+    if weights {
+        slots.iter().for_each(|renewal| list.number(u64::from(renewal.weight)));
+    }
+    cmd.arg(list.into_bytes());
+}
+
+/// A slot id's text and what goes before it.
+const SLOT_ID_ITEM: usize = 2 + 37;
+
+/// A MessagePack list that is being written. Writing into memory does not fail.
+pub(super) struct List(Vec<u8>);
+
+impl List {
+    /// One of so many items, most of which are slots.
+    pub(super) fn of(items: usize) -> Self {
+        let mut list = Vec::with_capacity(16 + SLOT_ID_ITEM * items);
+        let _ = rmp::encode::write_array_len(&mut list, items as u32);
+        Self(list)
+    }
+
+    pub(super) fn number(&mut self, number: u64) {
+        // Lua takes larger ones for negative.
+        let _ = rmp::encode::write_uint(&mut self.0, number.min(i64::MAX as u64));
+    }
+
+    pub(super) fn slot(&mut self, slot: SlotId) {
+        let text = slot.to_bytes();
+        let _ = rmp::encode::write_str_len(&mut self.0, text.len() as u32);
+        self.0.extend_from_slice(&text);
+    }
+
+    pub(super) fn into_bytes(self) -> Vec<u8> {
+        self.0
     }
 }
 
@@ -111,6 +147,10 @@ pub(super) fn read_renewal(reply: Value, slots: usize) -> Result<RenewReply, Sto
             _ => Err(malformed()),
         })
         .collect::<Result<_, _>>()?;
+    let verdicts = match verdicts.as_slice() {
+        [all] => vec![*all; slots],
+        _ => verdicts,
+    };
     if verdicts.len() == slots { Ok(RenewReply { now, lapsed, verdicts }) } else { Err(malformed()) }
 }
 
