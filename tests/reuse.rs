@@ -549,11 +549,17 @@ async fn visit(limiter: Limiter, history: History, time: Duration) -> usize {
 async fn visitor() {
     let Some(args) = child::role("visitor") else { return };
     let builder = Limiter::builder(RedisStore::open(args.get("URL")).unwrap()).store_timeout(5 * SECOND);
-    let limiter = builder.limit(number(&args, "LIMIT")).reuse(50 * MS).build().unwrap();
+    let limit = number(&args, "LIMIT");
+    let limiter = builder.limit(limit).reuse(50 * MS).build().unwrap();
     let history = History::new();
-    assert!(visit(limiter.clone(), history.clone(), 3 * SECOND).await > 0);
+    assert!(is_reuse_enough(visit(limiter.clone(), history.clone(), 3 * SECOND).await, limit));
     assert!(limiter.shutdown(SOON).await);
     history.to_lines().iter().for_each(|line| println!("{line}"));
+}
+
+/// Where the limit is low, more than half of it may be in use all the time, and nothing is kept.
+fn is_reuse_enough(reused: usize, limit: u32) -> bool {
+    reused > 0 || limit < 16
 }
 
 fn number(args: &Args, name: &str) -> u32 {
@@ -575,7 +581,7 @@ async fn the_limit_holds_over_processes_that_reuse() {
         let (store, ours) = (server.url(), over(&server, limit).reuse(20 * MS).build().unwrap());
         let visits = [plain.clone(), ours.clone()].map(|it| visit(it, history.clone(), 3 * SECOND));
         let reused = join_all(visits).await;
-        assert!(reused[0] == 0 && reused[1] > 0, "{reused:?}");
+        assert!(reused[0] == 0 && is_reuse_enough(reused[1], limit), "{reused:?} at {limit}");
         for child in children {
             let lines = child.finish(6 * SOON).await;
             history.read_lines(lines.iter().map(String::as_str));
