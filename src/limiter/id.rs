@@ -1,4 +1,4 @@
-use std::borrow::Borrow;
+use std::borrow::{Borrow, Cow};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -85,18 +85,10 @@ pub(crate) fn check(id: &str) -> Result<&str, KeyError> {
 
 /// The key of `id` under `prefix`: no two ids share one, and none holds a brace of its own.
 pub(crate) fn key(prefix: &str, id: &str) -> Result<Key, KeyError> {
-    let id = check(id)?;
-    if is_plain(id) {
-        return Ok(plain_key(prefix, id));
+    match Cow::from(utf8_percent_encode(check(id)?, ENCODED)) {
+        Cow::Borrowed(plain) => Ok(plain_key(prefix, plain)),
+        Cow::Owned(encoded) => Ok(Key::new(prefix.to_owned() + &encoded)),
     }
-    let mut name = String::with_capacity(prefix.len() + id.len());
-    name.push_str(prefix);
-    name.extend(utf8_percent_encode(id, ENCODED));
-    Ok(Key::new(name))
-}
-
-fn is_plain(id: &str) -> bool {
-    id.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'~' | b':' | b'@' | b'-'))
 }
 
 /// Put together on the stack: most ids are plain, and their keys cost one allocation.
@@ -126,7 +118,8 @@ mod tests {
         assert_eq!(longest.as_str().len(), MAX_PREFIX_BYTES + MAX_ID_BYTES);
         for byte in 0..=127u8 {
             let id = char::from(byte).to_string();
-            assert_eq!(is_plain(&id), utf8_percent_encode(&id, ENCODED).to_string() == id, "{id:?}");
+            let is_plain = byte.is_ascii_alphanumeric() || b"._~:@-".contains(&byte);
+            assert_eq!(named(&id) == format!("sem:{id}"), is_plain, "{id:?}");
         }
     }
 
