@@ -139,7 +139,7 @@ async fn the_provider_that_a_process_has_installed_is_used() {
 #[tokio::test]
 async fn child_with_a_provider() {
     let Some(_) = child::role("provider") else { return };
-    let mut provider = rustls::crypto::ring::default_provider();
+    let mut provider = rustls::crypto::aws_lc_rs::default_provider();
     provider.cipher_suites.truncate(1);
     provider.install_default().unwrap();
     let authority = Authority::new();

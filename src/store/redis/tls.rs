@@ -3,7 +3,7 @@
 use ::redis::{
     Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisResult, TlsCertificates,
 };
-use rustls::crypto::{CryptoProvider, ring};
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
@@ -17,7 +17,8 @@ use crate::error::ConfigError;
 /// server's certificate, and the server asks for none of the client.
 ///
 /// rustls does the cryptography with whatever provider the process has installed as its default. If
-/// there is none at the first connect, the one of `ring` is installed.
+/// there is none at the first connect, the one of `aws-lc-rs` is installed, which agrees on keys in a way
+/// that is safe from quantum computers where the server can.
 ///
 /// ```no_run
 /// # fn open() -> Result<(), Box<dyn std::error::Error>> {
@@ -88,6 +89,6 @@ impl IntoConnectionInfo for TlsAddress {
 pub(super) fn choose_provider() {
     if CryptoProvider::get_default().is_none() {
         // Somebody else may have been faster: then it is theirs.
-        let _theirs = ring::default_provider().install_default();
+        let _theirs = aws_lc_rs::default_provider().install_default();
     }
 }
