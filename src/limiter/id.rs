@@ -1,8 +1,11 @@
 use std::borrow::{Borrow, Cow};
+use std::cmp::Ordering;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 use std::sync::Arc;
 
+use arrayvec::ArrayString;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::KeyError;
@@ -10,6 +13,8 @@ use crate::store::{Key, short_hash};
 
 /// The most bytes that a project id may have.
 pub(crate) const MAX_ID_BYTES: usize = 128;
+/// The most bytes of an id that is held in place, without an allocation: a UUID fits.
+const SHORT_ID_BYTES: usize = 36;
 /// The most bytes that a prefix may have.
 pub(super) const MAX_PREFIX_BYTES: usize = 64;
 
@@ -21,8 +26,14 @@ const ENCODED: &AsciiSet =
 ///
 /// A cheap clone that dereferences to `str`. It has no `Display`, and `Debug` shows a short hash
 /// only, so that ids do not get into logs by accident.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ProjectId(Arc<str>);
+#[derive(Clone)]
+pub struct ProjectId(Text);
+
+#[derive(Clone)]
+enum Text {
+    Short(ArrayString<SHORT_ID_BYTES>),
+    Long(Arc<str>),
+}
 
 impl ProjectId {
     /// The id with this text.
@@ -31,13 +42,44 @@ impl ProjectId {
     ///
     /// [`KeyError::Empty`] and [`KeyError::TooLong`].
     pub fn new(text: impl AsRef<str>) -> Result<Self, KeyError> {
-        check(text.as_ref()).map(|text| Self(text.into()))
+        check(text.as_ref())
+            .map(|text| Self(ArrayString::from(text).map_or_else(|_| Text::Long(text.into()), Text::Short)))
     }
 
     /// The text.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        &self.0
+        match &self.0 {
+            Text::Short(text) => text,
+            Text::Long(text) => text,
+        }
+    }
+}
+
+// By the text alone, as `Borrow<str>` asks.
+impl PartialEq for ProjectId {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_str() == other.as_str()
+    }
+}
+
+impl Eq for ProjectId {}
+
+impl Hash for ProjectId {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_str().hash(state);
+    }
+}
+
+impl PartialOrd for ProjectId {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for ProjectId {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.as_str().cmp(other.as_str())
     }
 }
 
@@ -45,19 +87,19 @@ impl Deref for ProjectId {
     type Target = str;
 
     fn deref(&self) -> &str {
-        &self.0
+        self.as_str()
     }
 }
 
 impl AsRef<str> for ProjectId {
     fn as_ref(&self) -> &str {
-        &self.0
+        self.as_str()
     }
 }
 
 impl Borrow<str> for ProjectId {
     fn borrow(&self) -> &str {
-        &self.0
+        self.as_str()
     }
 }
 
@@ -71,7 +113,7 @@ impl TryFrom<&str> for ProjectId {
 
 impl fmt::Debug for ProjectId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ProjectId(#{:08x})", short_hash(&self.0))
+        write!(f, "ProjectId(#{:08x})", short_hash(self.as_str()))
     }
 }
 
@@ -134,6 +176,21 @@ mod tests {
     fn lengths_are_checked() {
         assert_eq!(ProjectId::new(""), Err(KeyError::Empty));
         assert_eq!(key("", &"x".repeat(129)), Err(KeyError::TooLong));
+    }
+
+    #[test]
+    fn an_id_is_its_text_whatever_its_length() {
+        use std::collections::{BTreeSet, HashSet};
+        let texts: Vec<String> = (1..=MAX_ID_BYTES).map(|length| "x".repeat(length)).collect();
+        let ids: Vec<ProjectId> =
+            texts.iter().map(|text| ProjectId::new(text).expect("a valid id")).collect();
+        let (hashed, ordered): (HashSet<_>, BTreeSet<_>) =
+            (ids.iter().cloned().collect(), ids.iter().cloned().collect());
+        for (text, id) in texts.iter().zip(&ids) {
+            assert_eq!(id.as_str(), text);
+            assert_eq!(hashed.get(text.as_str()), Some(id));
+        }
+        assert!(ordered.iter().map(ProjectId::as_str).eq(&texts));
     }
 
     #[test]
