@@ -188,15 +188,17 @@ mod tests {
             (ids.iter().cloned().collect(), ids.iter().cloned().collect());
         for (text, id) in texts.iter().zip(&ids) {
             assert_eq!(id.as_str(), text);
+            assert_eq!(AsRef::<str>::as_ref(id), text);
             assert_eq!(hashed.get(text.as_str()), Some(id));
         }
         assert!(ordered.iter().map(ProjectId::as_str).eq(&texts));
+        assert!(ids.is_sorted(), "the longer one comes later");
     }
 
     #[test]
     fn debug_shows_no_id() {
         let id = ProjectId::new("secret-tenant").expect("a valid id");
-        assert!(!format!("{id:?}").contains("secret"));
+        assert_eq!(format!("{id:?}"), format!("ProjectId(#{:08x})", short_hash("secret-tenant")));
         assert!(!format!("{:?}", key("sem:", &id)).contains("secret"));
     }
 }
