@@ -121,6 +121,7 @@ mod tests {
         let text = id.to_string();
         assert_eq!(text.len(), 37);
         assert_eq!(text.parse(), Ok(id));
+        assert_eq!(format!("{id:?}"), text);
         #[cfg(feature = "redis")]
         assert_eq!(id.to_bytes(), *text.as_bytes());
     }
@@ -137,6 +138,19 @@ mod tests {
         ] {
             assert_eq!(text.parse::<SlotId>(), Err(ParseSlotIdError), "{text}");
         }
+        assert!(ParseSlotIdError.to_string().starts_with("not a slot id: "));
+    }
+
+    /// A map finds its group by the low bits of a hash, and the slot in it by the high ones.
+    #[test]
+    fn hashes_differ_in_low_and_high_bits() {
+        use std::hash::BuildHasher;
+        let spread = SlotMap::<()>::default();
+        let hashes: Vec<u64> = (0..4096).map(|_| spread.hasher().hash_one(SlotId::new())).collect();
+        let low: HashSet<u64> = hashes.iter().map(|hash| hash & 0xfff).collect();
+        let high: HashSet<u64> = hashes.iter().map(|hash| hash >> 57).collect();
+        // Hashes at random have some 2 589 and 128.
+        assert!(low.len() > 2_000 && high.len() == 128, "{} and {}", low.len(), high.len());
     }
 
     #[test]
