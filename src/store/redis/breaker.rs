@@ -217,4 +217,21 @@ mod tests {
         assert!(waits.iter().max() > waits.iter().min());
         assert!((0..200).all(|_| breaker.wait(0) <= FIRST_WAIT));
     }
+
+    #[test]
+    fn waits_grow_with_trials_that_fail_and_not_with_further_failures() {
+        let longest = |breaker: &Breaker| (0..200).map(|_| breaker.wait(0)).max();
+        let mut breaker = Breaker::default();
+        for _ in 0..10 {
+            breaker.open(&error());
+        }
+        assert!(longest(&breaker) <= Some(FIRST_WAIT));
+        for _ in 0..3 {
+            breaker.half_open();
+            breaker.failed(&error());
+        }
+        assert!(longest(&breaker) > Some(FIRST_WAIT * 4) && longest(&breaker) <= Some(FIRST_WAIT * 8));
+        breaker.succeeded();
+        assert!(longest(&breaker) <= Some(FIRST_WAIT));
+    }
 }
