@@ -255,8 +255,6 @@ impl fmt::Debug for MemoryStore {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn entries_and_room(store: &MemoryStore) -> (usize, usize) {
@@ -308,5 +306,87 @@ mod tests {
         let (entries, room) = entries_and_room(&store);
         assert_eq!(entries, 0);
         assert!(room <= 2 * SHARDS * ROOM && room < full / 10, "room for {room} entries, of {full}");
+    }
+
+    #[test]
+    fn room_is_kept_while_an_eighth_of_it_is_used() {
+        let with_room = |room: usize, entries: usize| {
+            let mut map: HashMap<usize, ()> = HashMap::with_capacity(room);
+            let room = map.capacity();
+            map.extend((0..entries).map(|entry| (entry, ())));
+            give_back_room(&mut map);
+            (room, map.capacity())
+        };
+        let (before, after) = with_room(8 * ROOM, ROOM * 2);
+        assert_eq!(after, before);
+        let (room, _) = with_room(8 * ROOM, 0);
+        assert_eq!(with_room(room, room / 8), (room, room));
+        let (_, after) = with_room(room, room / 8 - 1);
+        assert!((room / 4..room).contains(&after), "{after} of {room}");
+        let (before, after) = with_room(ROOM / 2, 0);
+        assert_eq!(after, before);
+    }
+
+    /// Each key has 3 slots, of which one ends after `n` seconds and one after `2 n`.
+    #[tokio::test(start_paused = true)]
+    async fn slots_of_keys_that_share_a_shard_end_each_at_its_own_time() {
+        let store = MemoryStore::new();
+        let hold = |seconds| {
+            let mut terms = Terms::new(Duration::MAX, Duration::MAX);
+            terms.max_hold = seconds;
+            Arc::new(terms)
+        };
+        let keys: Vec<_> =
+            (1..=200).map(|n| (Key::new(format!("sem:{n}")), Duration::from_secs(n))).collect();
+        for (key, seconds) in &keys {
+            for terms in [hold(Some(*seconds)), hold(Some(2 * *seconds)), hold(None)] {
+                let claim = Claim::new(key.clone(), SlotId::new(), 1, 3, &terms);
+                assert!(matches!(store.acquire(claim).into_ready(), Ok(Ok(Grant::Granted { .. }))));
+            }
+        }
+        let start = Instant::now();
+        for seconds in [50, 90, 170, 250, 390, 401] {
+            tokio::time::advance(start + Duration::from_millis(seconds * 1000 + 500) - Instant::now()).await;
+            for (key, end) in &keys {
+                let over = start.elapsed();
+                let expected = 1 + u32::from(over < *end) + u32::from(over < 2 * *end);
+                let used = store.count(key, &hold(None)).into_ready();
+                assert!(
+                    matches!(used, Ok(Ok(used)) if used == expected),
+                    "{used:?} of {key:?} after {over:?}"
+                );
+            }
+        }
+    }
+
+    /// Got its slot from another request, 8 seconds after that one's claim.
+    struct Successor;
+
+    impl Holder for Successor {
+        fn lost(&self, _: Lost) {}
+
+        fn since(&self, claimed: Instant) -> Instant {
+            claimed + Duration::from_secs(8)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slot_that_passed_to_another_holder_ends_by_that_holders_time() {
+        let store = MemoryStore::new();
+        let mut terms = Terms::new(Duration::MAX, Duration::MAX);
+        terms.max_hold = Some(Duration::from_secs(10));
+        let (key, terms) = (Key::new("sem:a"), Arc::new(terms));
+        let holder: Arc<dyn Holder> = Arc::new(Successor);
+        let claim = Claim::new(key.clone(), SlotId::new(), 1, 1, &terms).watched_by(Arc::downgrade(&holder));
+        assert!(matches!(store.acquire(claim).into_ready(), Ok(Ok(Grant::Granted { .. }))));
+        tokio::time::advance(Duration::from_secs(11)).await;
+        assert!(matches!(store.count(&key, &terms).into_ready(), Ok(Ok(1))));
+        tokio::time::advance(Duration::from_secs(16)).await;
+        assert!(matches!(store.count(&key, &terms).into_ready(), Ok(Ok(0))));
+    }
+
+    #[test]
+    fn debug_names_the_type_alone() {
+        assert_eq!(format!("{:?}", MemoryStore::new()), "MemoryStore { .. }");
     }
 }
