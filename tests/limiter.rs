@@ -176,6 +176,56 @@ mod settings {
         drop(slot);
         assert!(limiter.shutdown(Duration::MAX).await);
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_any_shorter_time_mean_that_time() {
+        let year = 365 * 24 * 60 * MINUTE;
+        let limiter = builder().max_hold(99 * year).limit(1).build().unwrap();
+        let slot = limiter.try_acquire("acme").await.unwrap();
+        advance(98 * year).await;
+        assert_saturated(limiter.try_acquire("acme").await, (1, 1));
+        advance(year).await;
+        assert!(limiter.try_acquire("acme").await.is_ok());
+        assert_eq!(slot.lost().now_or_never(), Some(()));
+    }
+}
+
+mod errors {
+    use std::error::Error;
+
+    use tower_slots::store::StoreErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn say_what_was_wrong_and_name_their_source() {
+        let unavailable = StoreError::new(StoreErrorKind::Io, "no route to it");
+        let key = ProjectId::new("").unwrap_err();
+        let saturated = AcquireError::Saturated { active: 3, limit: 4, retry_after: SECOND };
+        for (error, shown, source) in [
+            (saturated, "concurrency limit reached: 3 of 4 slots in use", None),
+            (
+                AcquireError::Unavailable(unavailable.clone()),
+                "the slot store is unavailable and the limiter refuses in an outage",
+                Some(unavailable.to_string()),
+            ),
+            (
+                AcquireError::Weight { weight: 0, most: 8 },
+                "weight 0 is not a weight: ask for at least 1",
+                None,
+            ),
+            (
+                AcquireError::Weight { weight: 9, most: 8 },
+                "weight 9 can never be admitted: at most 8 can",
+                None,
+            ),
+            (AcquireError::Key(key.clone()), "the project id is unusable", Some(key.to_string())),
+            (AcquireError::Closed, "the limiter is shutting down", None),
+        ] {
+            assert_eq!(error.to_string(), shown);
+            assert_eq!(error.source().map(ToString::to_string), source);
+        }
+    }
 }
 
 mod ids {
@@ -326,6 +376,13 @@ mod weights {
 
 mod limits {
     use super::*;
+
+    #[test]
+    fn compare_with_numbers() {
+        assert_eq!(Limit::Max(3), 3);
+        assert_ne!(Limit::Max(3), 4);
+        assert_ne!(Limit::Unlimited, u32::MAX);
+    }
 
     /// A limiter whose limit can be changed from outside at any time.
     fn adjustable(store: impl SlotStore) -> (Limiter, impl Fn(Limit)) {
