@@ -219,7 +219,7 @@ mod errors {
                 "weight 9 can never be admitted: at most 8 can",
                 None,
             ),
-            (AcquireError::Key(key.clone()), "the project id is unusable", Some(key.to_string())),
+            (AcquireError::Key(key), "the project id is unusable", Some(key.to_string())),
             (AcquireError::Closed, "the limiter is shutting down", None),
         ] {
             assert_eq!(error.to_string(), shown);
