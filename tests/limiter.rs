@@ -1062,6 +1062,29 @@ mod slots {
 mod shutdown {
     use super::*;
 
+    #[tokio::test]
+    async fn waits_for_guards_of_every_thread() {
+        let limiter = limiter(100);
+        let on_a_thread = || {
+            let limiter = limiter.clone();
+            let thread =
+                std::thread::spawn(move || limiter.try_acquire("acme").now_or_never().unwrap().unwrap());
+            thread.join().unwrap()
+        };
+        let mut slots: Vec<_> = std::iter::repeat_with(on_a_thread).take(64).collect();
+        let last = slots.swap_remove(40);
+        assert!(!limiter.shutdown(MS).await);
+        drop(slots);
+        assert!(!limiter.shutdown(20 * MS).await);
+        let waiting = tokio::spawn({
+            let limiter = limiter.clone();
+            async move { limiter.shutdown(MINUTE).await }
+        });
+        tokio::task::yield_now().await;
+        std::thread::spawn(move || drop(last)).join().unwrap();
+        assert!(timeout(10 * SECOND, waiting).await.expect("it is woken").unwrap());
+    }
+
     #[tokio::test(start_paused = true)]
     async fn refuses_new_requests_and_waits_for_slots() {
         let limiter = limiter(3);

@@ -176,7 +176,7 @@ impl LimiterBuilder {
                 "limit 0 refuses every request: set a limit, or a source of limits"
             );
         }
-        Limiter { core: Arc::new(self.into_core()) }
+        Limiter::new(self.into_core())
     }
 
     fn into_core(self) -> Core {

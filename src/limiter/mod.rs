@@ -24,6 +24,7 @@ mod limits;
 mod outage;
 mod reuse;
 mod slot;
+mod stripe;
 
 use std::fmt;
 use std::future::Future;
@@ -56,7 +57,8 @@ use crate::trace::{Sparingly, event};
 /// [`MemoryStore`](crate::MemoryStore) and fixed limits it runs anywhere.
 #[derive(Clone)]
 pub struct Limiter {
-    core: Arc<Core>,
+    /// At least one, and all of the same core.
+    stripes: Arc<[Arc<Stripe>]>,
 }
 
 /// How to acquire: how many slots one request takes.
@@ -89,6 +91,15 @@ impl Default for Acquire {
 }
 
 impl Limiter {
+    fn new(core: Core) -> Self {
+        let core = Arc::new(core);
+        Self { stripes: (0..stripe::stripes()).map(|_| Stripe::new(&core)).collect() }
+    }
+
+    fn core(&self) -> &Arc<Core> {
+        &self.stripes[0].core
+    }
+
     /// Starts a limiter on this store.
     pub fn builder(store: impl SlotStore) -> LimiterBuilder {
         LimiterBuilder::new(Arc::new(store))
@@ -97,7 +108,7 @@ impl Limiter {
     /// The limiter's name: the `policy` of metrics and refusals.
     #[must_use]
     pub fn name(&self) -> &'static str {
-        self.core.terms.policy
+        self.core().terms.policy
     }
 
     /// Acquires one slot of `id`, without waiting for one.
@@ -136,8 +147,8 @@ impl Limiter {
     /// [`AcquireError::Key`], and [`AcquireError::Unavailable`] when the store cannot answer,
     /// whatever the outage policy: there is no number then.
     pub async fn active(&self, id: &str) -> Result<u32, AcquireError> {
-        let key = self.core.key(id)?;
-        self.core.store.count(&key, &self.core.terms).await.map_err(AcquireError::Unavailable)
+        let key = self.core().key(id)?;
+        self.core().store.count(&key, &self.core().terms).await.map_err(AcquireError::Unavailable)
     }
 
     /// Drops every slot of `id`, whoever holds it, and returns how many there were.
@@ -150,16 +161,16 @@ impl Limiter {
     ///
     /// As for [`active`](Self::active).
     pub async fn drain(&self, id: &str) -> Result<u32, AcquireError> {
-        let key = self.core.key(id)?;
-        if let Some(reuse) = &self.core.reuse {
+        let key = self.core().key(id)?;
+        if let Some(reuse) = &self.core().reuse {
             reuse.forget(&key);
         }
-        self.core.store.drain(&key, &self.core.terms).await.map_err(AcquireError::Unavailable)
+        self.core().store.drain(&key, &self.core().terms).await.map_err(AcquireError::Unavailable)
     }
 
     /// Forgets the cached limit of `id`: the next request looks it up.
     pub fn invalidate(&self, id: &str) {
-        self.core.limits.invalidate(id);
+        self.core().limits.invalidate(id);
     }
 
     /// Refuses new requests with [`AcquireError::Closed`], and waits until every slot of this
@@ -172,19 +183,20 @@ impl Limiter {
     ///
     /// The limiter stays closed; call again to go on waiting.
     pub async fn shutdown(&self, deadline: Duration) -> bool {
-        self.core.closed.store(true, Ordering::SeqCst);
-        self.core.give_back_idle();
+        self.core().closed.store(true, Ordering::SeqCst);
+        self.core().give_back_idle();
         let all_back = async {
             loop {
-                let gone = self.core.gone.notified();
-                if self.core.live.load(Ordering::SeqCst) == 0 {
+                let gone = self.core().gone.notified();
+                // None is added to a stripe any more, but for one that sees in time that it is closed.
+                if self.stripes.iter().all(|stripe| stripe.live.load(Ordering::SeqCst) == 0) {
                     break;
                 }
                 gone.await;
             }
             // The last guards may not have seen that it is closed.
-            self.core.give_back_idle();
-            self.core.store.flush().await;
+            self.core().give_back_idle();
+            self.core().store.flush().await;
         };
         timeout(deadline, all_back).await.is_ok()
     }
@@ -199,7 +211,7 @@ impl Limiter {
 
     /// All that comes before the store is asked: the checks, and the limit.
     pub(crate) fn prepare(&self, id: &str, how: Acquire) -> Reply<Result<Prepared, AcquireError>> {
-        let core = &self.core;
+        let core = self.core();
         let key = match core.check(id, how.weight) {
             Ok(key) => key,
             Err(error) => return Reply::ready(Err(error)),
@@ -216,17 +228,18 @@ impl Limiter {
 
     /// Asks the store, where the limit needs it; what is left to wait for, if anything is.
     pub(crate) fn claim(&self, prepared: Prepared) -> Result<Result<Slot, AcquireError>, Claiming> {
-        self.core.claim(prepared)
+        let stripe = &self.stripes[stripe::mine(self.stripes.len())];
+        self.core().claim(stripe, prepared)
     }
 
     pub(crate) fn meters(&self) -> &Meters {
-        self.core.meters()
+        self.core().meters()
     }
 }
 
 impl fmt::Debug for Limiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Limiter").field("terms", &self.core.terms).finish_non_exhaustive()
+        f.debug_struct("Limiter").field("terms", &self.core().terms).finish_non_exhaustive()
     }
 }
 
@@ -245,7 +258,6 @@ impl Prepared {
 
 /// A claim that the store has not answered yet.
 pub(crate) struct Claiming {
-    core: Arc<Core>,
     held: Option<Arc<Held>>,
     most: u32,
     reply: Reply<Result<Grant, StoreError>>,
@@ -257,7 +269,8 @@ impl Future for Claiming {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let answer = ready!(Pin::new(&mut self.reply).poll(cx));
         let held = self.held.take().expect("a claim was polled after it was answered");
-        Poll::Ready(self.core.settle(held, self.most, answer))
+        let stripe = Arc::clone(held.stripe());
+        Poll::Ready(stripe.core.settle(held, self.most, answer))
     }
 }
 
@@ -271,12 +284,36 @@ pub(crate) struct Core {
     outage: Outage,
     reuse: Option<Arc<Reuse>>,
     closed: AtomicBool,
-    /// Slots that exist, in any state, and the signal that there are none.
-    live: AtomicUsize,
+    /// Once it is closed: guards are gone, perhaps the last ones.
     gone: Notify,
     /// An average of the hold times, in seconds: the bits of an `f64`.
     hold_time: AtomicU64,
     loss_warnings: Sparingly,
+}
+
+/// What changes with every request: one for each thread that is at work.
+#[repr(align(128))]
+struct Stripe {
+    core: Arc<Core>,
+    /// Guards that exist and were made here, in any state.
+    live: AtomicUsize,
+}
+
+impl Stripe {
+    fn new(core: &Arc<Core>) -> Arc<Self> {
+        Arc::new(Self { core: Arc::clone(core), live: AtomicUsize::new(0) })
+    }
+
+    /// A guard exists from now on, though its slot may yet be refused.
+    fn enter(&self) {
+        self.live.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn leave(&self) {
+        if self.live.fetch_sub(1, Ordering::SeqCst) == 1 && self.core.is_closed() {
+            self.core.gone.notify_waiters();
+        }
+    }
 }
 
 impl Core {
@@ -298,7 +335,6 @@ impl Core {
             limits,
             outage,
             closed: AtomicBool::new(false),
-            live: AtomicUsize::new(0),
             gone: Notify::new(),
             hold_time: AtomicU64::new(0),
             loss_warnings: Sparingly::default(),
@@ -317,9 +353,13 @@ impl Core {
         &*self.store
     }
 
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
     /// Where a slot may stay that is released now.
     fn keeps(&self) -> Option<&Arc<Reuse>> {
-        self.reuse.as_ref().filter(|_| !self.closed.load(Ordering::SeqCst))
+        self.reuse.as_ref().filter(|_| !self.is_closed())
     }
 
     fn give_back_idle(&self) {
@@ -340,7 +380,7 @@ impl Core {
     }
 
     fn check(&self, id: &str, weight: u32) -> Result<Key, AcquireError> {
-        if self.closed.load(Ordering::SeqCst) {
+        if self.is_closed() {
             return Err(AcquireError::Closed);
         }
         let key = self.key(id)?;
@@ -350,11 +390,15 @@ impl Core {
         Ok(key)
     }
 
-    fn claim(self: &Arc<Self>, prepared: Prepared) -> Result<Result<Slot, AcquireError>, Claiming> {
+    fn claim(
+        &self,
+        stripe: &Arc<Stripe>,
+        prepared: Prepared,
+    ) -> Result<Result<Slot, AcquireError>, Claiming> {
         let Prepared { key, how, limit } = prepared;
-        let (held, weight) = (Held::new(self, key, how), how.weight);
+        let (held, weight) = (Held::new(stripe, key, how), how.weight);
         // Once more, now that `shutdown` would wait for this guard: it may have begun meanwhile.
-        if self.closed.load(Ordering::SeqCst) {
+        if self.is_closed() {
             return Ok(Err(AcquireError::Closed));
         }
         let Limit::Max(most) = limit else {
@@ -378,7 +422,7 @@ impl Core {
         let reply = self.store.acquire(self.claim_of(&held, most));
         match reply.into_ready() {
             Ok(answer) => Ok(self.settle(held, most, answer)),
-            Err(reply) => Err(Claiming { core: Arc::clone(self), held: Some(held), most, reply }),
+            Err(reply) => Err(Claiming { held: Some(held), most, reply }),
         }
     }
 
@@ -494,17 +538,6 @@ impl Core {
         }
     }
 
-    /// A guard exists from now on, though its slot may yet be refused.
-    fn enter(&self) {
-        self.live.fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn leave(&self) {
-        if self.live.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.gone.notify_waiters();
-        }
-    }
-
     fn hold_begins(&self, weight: u32) {
         self.meters().active_slots.add(f64::from(weight));
     }
@@ -514,8 +547,11 @@ impl Core {
         self.meters().active_slots.add(-f64::from(weight));
         self.meters().hold_seconds.get(end).record(held_for);
         let mean = f64::from_bits(self.hold_time.load(Ordering::Relaxed));
-        let mean = mean + (held_for - mean) / 16.0;
-        self.hold_time.store(mean.to_bits(), Ordering::Relaxed);
+        // Up to a second they all make the same `retry_after`, and many threads may be here at once.
+        if held_for > 1.0 || mean > 1.0 {
+            let mean = mean + (held_for - mean) / 16.0;
+            self.hold_time.store(mean.to_bits(), Ordering::Relaxed);
+        }
     }
 
     fn slot_lost(&self, _key: &Key, _why: Lost) {

@@ -6,7 +6,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use super::reuse::{Lease, Reuse};
-use super::{Acquire, Core, Limit};
+use super::{Acquire, Core, Limit, Stripe};
 use crate::metrics::End;
 use crate::semaphore::Permit;
 use crate::store::{Holder, Key, Lost, SlotId, SlotStore, StoreError};
@@ -252,7 +252,7 @@ impl fmt::Debug for HeldSlot {
 /// What all guards of one slot share. It exists before the store is asked, so that the slot is given
 /// back whatever becomes of the caller; the last guard gives it back.
 pub(super) struct Held {
-    core: Arc<Core>,
+    stripe: Arc<Stripe>,
     key: Key,
     id: SlotId,
     /// What the store has registered, where it may outlive these guards.
@@ -289,10 +289,10 @@ pub(super) enum Taken {
 }
 
 impl Held {
-    pub(super) fn new(core: &Arc<Core>, key: Key, how: Acquire) -> Arc<Self> {
-        core.enter();
+    pub(super) fn new(stripe: &Arc<Stripe>, key: Key, how: Acquire) -> Arc<Self> {
+        stripe.enter();
         Arc::new(Self {
-            core: Arc::clone(core),
+            stripe: Arc::clone(stripe),
             key,
             id: SlotId::new(),
             lease: OnceLock::new(),
@@ -308,7 +308,15 @@ impl Held {
 
     /// One for the same request, under another id.
     pub(super) fn anew(&self) -> Arc<Self> {
-        Self::new(&self.core, self.key.clone(), self.how)
+        Self::new(&self.stripe, self.key.clone(), self.how)
+    }
+
+    pub(super) fn stripe(&self) -> &Arc<Stripe> {
+        &self.stripe
+    }
+
+    fn core(&self) -> &Core {
+        &self.stripe.core
     }
 
     /// Takes over a slot that is kept, if there is one, and returns the last known use.
@@ -349,7 +357,7 @@ impl Held {
     /// Begins the hold.
     pub(super) fn granted(self: Arc<Self>, origin: Origin, active: u32, limit: Limit) -> Slot {
         self.granted.store(true, Ordering::Release);
-        self.core.hold_begins(self.weight());
+        self.core().hold_begins(self.weight());
         Slot { held: self, origin, active, limit }
     }
 
@@ -381,17 +389,17 @@ impl Held {
     /// share is given back at once.
     fn take_back(&self) -> Option<&dyn SlotStore> {
         let taken = self.taken.swap(Taken::Nowhere as u8, Ordering::AcqRel);
-        if let Some(local) = self.core.local_slots().filter(|_| taken == Taken::Both as u8) {
+        if let Some(local) = self.core().local_slots().filter(|_| taken == Taken::Both as u8) {
             local.release(&self.key, self.id());
         }
-        (taken != Taken::Nowhere as u8 && !self.is_kept()).then(|| self.core.store())
+        (taken != Taken::Nowhere as u8 && !self.is_kept()).then(|| self.core().store())
     }
 
     /// Lets this process keep the slot for the next request, if it may.
     fn is_kept(&self) -> bool {
         // One that was not granted yet may never be.
         let lease = self.lease.get().filter(|_| self.granted.load(Ordering::Acquire));
-        lease.zip(self.core.keeps()).is_some_and(|(lease, reuse)| reuse.keep(lease))
+        lease.zip(self.core().keeps()).is_some_and(|(lease, reuse)| reuse.keep(lease))
     }
 
     fn loss(&self) -> MutexGuard<'_, Loss> {
@@ -406,7 +414,7 @@ impl Held {
 
     fn ends(&self) -> Option<Instant> {
         let counted = self.taken.load(Ordering::Acquire) != Taken::Nowhere as u8;
-        self.core.terms().max_hold().filter(|_| counted).map(|most| self.since + most)
+        self.core().terms().max_hold().filter(|_| counted).map(|most| self.since + most)
     }
 }
 
@@ -420,7 +428,7 @@ impl Holder for Held {
         let end = if why == Lost::MaxHold { End::MaxHold } else { End::Lost };
         self.end.store(end as u8, Ordering::Relaxed);
         drop(loss);
-        self.core.slot_lost(&self.key, why);
+        self.core().slot_lost(&self.key, why);
         if let Some(news) = news {
             news.notify_waiters();
         }
@@ -434,9 +442,9 @@ impl Drop for Held {
         }
         if *self.granted.get_mut() {
             let end = usize::from(*self.end.get_mut());
-            self.core.hold_ends(self.weight(), self.since.elapsed(), end);
+            self.core().hold_ends(self.weight(), self.since.elapsed(), end);
         }
-        self.core.leave();
+        self.stripe.leave();
         // Those who wait for a loss through a weak handle: there is nothing left to lose.
         let loss = self.loss.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(news) = loss.news.take() {

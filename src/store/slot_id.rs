@@ -1,3 +1,4 @@
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
@@ -27,8 +28,7 @@ impl SlotId {
     #[allow(clippy::new_without_default, reason = "two default values must be equal; two ids never are")]
     pub fn new() -> Self {
         static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed).wrapping_mul(SPREAD).wrapping_mul(STEP);
+        let number = next_number().wrapping_mul(SPREAD).wrapping_mul(STEP);
         Self(u128::from(*PROCESS) << 64 | u128::from(number))
     }
 
@@ -47,6 +47,22 @@ impl SlotId {
     pub fn members(self, weight: u32) -> impl Iterator<Item = Self> {
         (0..u128::from(weight)).map(move |n| Self(self.0.wrapping_add(n)))
     }
+}
+
+/// A number that no other call in this process returns. Each thread takes a block of them at a time:
+/// one counter for each call would be a cache line that all threads take from each other.
+fn next_number() -> u64 {
+    const BLOCK: u64 = 1024;
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    thread_local! {
+        static MINE: Cell<u64> = const { Cell::new(0) };
+    }
+    let number = match MINE.get() {
+        none_left if none_left % BLOCK == 0 => NEXT.fetch_add(BLOCK, Ordering::Relaxed),
+        number => number,
+    };
+    MINE.set(number + 1);
+    number
 }
 
 /// A map by slot id.
@@ -151,6 +167,14 @@ mod tests {
         let high: HashSet<u64> = hashes.iter().map(|hash| hash >> 57).collect();
         // Hashes at random have some 2 589 and 128.
         assert!(low.len() > 2_000 && high.len() == 128, "{} and {}", low.len(), high.len());
+    }
+
+    #[test]
+    fn ids_of_several_threads_differ() {
+        let ids = |_| std::thread::spawn(|| (0..5000).map(|_| SlotId::new()).collect::<Vec<_>>());
+        let threads: Vec<_> = (0..4).map(ids).collect();
+        let ids: HashSet<_> = threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
+        assert_eq!(ids.len(), 4 * 5000);
     }
 
     #[test]
