@@ -135,12 +135,11 @@ pub(crate) fn key(prefix: &str, id: &str) -> Result<Key, KeyError> {
 
 /// Put together on the stack: most ids are plain, and their keys cost one allocation.
 fn plain_key(prefix: &str, id: &str) -> Key {
-    let mut name = [0; MAX_PREFIX_BYTES + MAX_ID_BYTES];
-    let (length, whole) = (prefix.len(), prefix.len() + id.len());
-    name[..length].copy_from_slice(prefix.as_bytes());
-    name[length..whole].copy_from_slice(id.as_bytes());
-    // Two texts in a row are a text.
-    Key::new(std::str::from_utf8(&name[..whole]).unwrap_or_default())
+    let mut name = ArrayString::<{ MAX_PREFIX_BYTES + MAX_ID_BYTES }>::new();
+    // Both were measured: there is room.
+    name.push_str(prefix);
+    name.push_str(id);
+    Key::new(name.as_str())
 }
 
 #[cfg(test)]

@@ -416,7 +416,7 @@ impl Core {
                 self.record_use(active, most);
                 return Ok(Ok(held.granted(Origin::Store, active, limit)));
             }
-            held.make_reusable(reuse);
+            held.make_reusable(reuse, most);
         }
         held.set_taken(Taken::Store);
         let reply = self.store.acquire(self.claim_of(&held, most));

@@ -14,6 +14,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
+use super::stripe;
 use crate::store::{Holder, Key, Lost, SlotId, SlotStore};
 
 const SHARDS: usize = 32;
@@ -21,6 +22,8 @@ const SHARDS: usize = 32;
 const MOST_KEYS: usize = 4096;
 /// Room that a shard keeps in any case.
 const ROOM: usize = 64;
+/// A thread keeps slots of its own of those ids of which it may keep so many.
+const LEAST_SHARE: u32 = 8;
 /// The sweeper looks so often within the time for which slots are kept.
 const TICKS: u32 = 4;
 /// A sweeper that is late by this is on a runtime that nobody drives.
@@ -31,6 +34,8 @@ pub(super) struct Lease {
     key: Hashed,
     id: SlotId,
     weight: u32,
+    /// The limit was large enough for each thread to have its share of it.
+    is_shared: bool,
     state: Mutex<LeaseState>,
 }
 
@@ -86,7 +91,11 @@ impl Holder for Lease {
 pub(super) struct Reuse {
     store: Arc<dyn SlotStore>,
     time: Duration,
+    /// Here is the home of every id that is known.
     shards: [Mutex<Shard>; SHARDS],
+    /// Each thread keeps some slots of ids with a large limit where no other looks for them. What is
+    /// known of an id there was true at its home.
+    near: Box<[Near]>,
     hasher: RandomState,
     /// One task looks for what is due, while there is anything: the number of the newest.
     sweeper: Mutex<u64>,
@@ -95,6 +104,10 @@ pub(super) struct Reuse {
     swept: AtomicU64,
     start: Instant,
 }
+
+#[derive(Default)]
+#[repr(align(128))]
+struct Near(Mutex<Shard>);
 
 type Shard = HashMap<Hashed, Known, BuildHasherDefault<Ready>>;
 
@@ -136,22 +149,41 @@ impl Hasher for Ready {
     }
 }
 
-/// An id that has less than half its limit in use.
-struct Known {
-    /// Slots in use over the whole fleet when the store was heard last.
+/// A request that would have a slot that is kept.
+pub(super) struct Next<'a> {
+    pub holder: &'a Weak<dyn Holder>,
+    pub weight: u32,
+    pub now: Instant,
+}
+
+/// What the store said of an id.
+#[derive(Clone, Copy)]
+struct Heard {
+    /// Slots in use over the whole fleet.
     used: u32,
-    heard: Instant,
+    at: Instant,
     /// The limit of the newest claim.
     most: u32,
+}
+
+/// An id that has less than half its limit in use.
+struct Known {
+    heard: Heard,
     idle: Vec<Arc<Lease>>,
     /// Of all that are idle.
     weight: u32,
+    /// Threads may keep slots on the ground of what is known here.
+    is_copied: bool,
 }
 
 impl Known {
-    /// Whether slots may stay idle when those that are have this weight.
-    fn has_room(&self, idle: u32) -> bool {
-        u64::from(self.used.max(idle)) * 2 <= u64::from(self.most)
+    fn new(heard: Heard) -> Self {
+        Self { heard, idle: Vec::new(), weight: 0, is_copied: false }
+    }
+
+    /// Whether slots of this weight may stay idle here, where `share` is allowed.
+    fn has_room(&self, idle: u32, share: u32) -> bool {
+        u64::from(self.heard.used) * 2 <= u64::from(self.heard.most) && idle <= share
     }
 
     /// Takes out the newest of this weight.
@@ -161,9 +193,28 @@ impl Known {
         Some(self.idle.remove(at))
     }
 
-    fn push(&mut self, lease: Arc<Lease>) {
-        self.weight += lease.weight;
-        self.idle.push(lease);
+    /// Takes out one that its next holder can have. Without one all go back, ahead of the claim that
+    /// the store is sent then.
+    fn take(&mut self, next: &Next<'_>, share: u32, back: &mut Vec<Arc<Lease>>) -> Option<Arc<Lease>> {
+        while self.has_room(self.weight, share) {
+            let Some(lease) = self.pop(next.weight) else { break };
+            if lease.pass_to(next.holder, next.now) {
+                return Some(lease);
+            }
+            back.push(lease);
+        }
+        back.append(&mut self.take_all());
+        None
+    }
+
+    fn keep(&mut self, lease: &Arc<Lease>, share: u32) -> Option<()> {
+        let weight = self.weight.saturating_add(lease.weight);
+        if !self.has_room(weight, share) || !lease.idle() {
+            return None;
+        }
+        self.weight = weight;
+        self.idle.push(Arc::clone(lease));
+        Some(())
     }
 
     fn take_all(&mut self) -> Vec<Arc<Lease>> {
@@ -178,6 +229,7 @@ impl Reuse {
             store,
             time,
             shards: std::array::from_fn(|_| Mutex::default()),
+            near: std::iter::repeat_with(Near::default).take(stripe::stripes()).collect(),
             hasher: RandomState::new(),
             sweeper: Mutex::new(0),
             sweeps: AtomicBool::new(false),
@@ -186,62 +238,79 @@ impl Reuse {
         })
     }
 
-    /// What is to be registered for a request of `holder`.
-    pub(super) fn lease(
-        &self,
-        key: &Key,
-        id: SlotId,
-        weight: u32,
-        holder: Weak<dyn Holder>,
-        since: Instant,
-    ) -> Arc<Lease> {
-        let state = LeaseState { holder, since: Some(since), lost: false };
-        Arc::new(Lease { key: self.hashed(key), id, weight, state: Mutex::new(state) })
+    /// What is to be registered for the next request of a key with this limit.
+    pub(super) fn lease(&self, key: &Key, id: SlotId, most: u32, next: &Next<'_>) -> Arc<Lease> {
+        let state = LeaseState { holder: Weak::clone(next.holder), since: Some(next.now), lost: false };
+        Arc::new(Lease {
+            key: self.hashed(key),
+            id,
+            weight: next.weight,
+            is_shared: self.near_share(most).is_some(),
+            state: Mutex::new(state),
+        })
     }
 
-    /// A kept slot for a request of `holder`, and the last known use of the key. When there is none,
-    /// those of other weights are given back, ahead of the claim that the store is sent then.
-    pub(super) fn take(
-        &self,
-        key: &Key,
-        weight: u32,
-        most: u32,
-        holder: &Weak<dyn Holder>,
-        now: Instant,
-    ) -> Option<(Arc<Lease>, u32)> {
-        let key = self.hashed(key);
-        let mut shard = self.shard(&key);
-        let known = shard.get_mut(&key)?;
-        known.most = most;
-        let (mut back, mut found) = (Vec::new(), None);
-        // After a stop of this process nobody may have looked yet for what is due.
-        while found.is_none() && self.is_fresh(known, now) && known.has_room(known.weight) {
-            let Some(lease) = known.pop(weight) else { break };
-            if lease.pass_to(holder, now) { found = Some(lease) } else { back.push(lease) }
-        }
-        if found.is_none() {
-            back.append(&mut known.take_all());
-        }
-        let used = known.used;
-        drop(shard);
+    /// A kept slot for the next request of a key with this limit, and the last known use.
+    pub(super) fn take(&self, key: &Key, most: u32, next: &Next<'_>) -> Option<(Arc<Lease>, u32)> {
+        let (key, mut back) = (self.hashed(key), Vec::new());
+        let found = self.take_near(&key, most, next, &mut back);
+        let found = found.or_else(|| self.take_home(&key, most, next, &mut back));
         self.give_back(&back);
-        found.map(|lease| (lease, used))
+        found
+    }
+
+    fn take_near(
+        &self,
+        key: &Hashed,
+        most: u32,
+        next: &Next<'_>,
+        back: &mut Vec<Arc<Lease>>,
+    ) -> Option<(Arc<Lease>, u32)> {
+        let share = self.near_share(most)?;
+        let mut shard = self.near();
+        let known = shard.get_mut(key)?;
+        if !self.refresh(key, known, next.now) {
+            back.append(&mut known.take_all());
+            return None;
+        }
+        known.heard.most = most;
+        Some((known.take(next, share, back)?, known.heard.used))
+    }
+
+    fn take_home(
+        &self,
+        key: &Hashed,
+        most: u32,
+        next: &Next<'_>,
+        back: &mut Vec<Arc<Lease>>,
+    ) -> Option<(Arc<Lease>, u32)> {
+        let mut shard = self.shard(key);
+        let known = shard.get_mut(key)?;
+        let is_new = std::mem::replace(&mut known.heard.most, most) != most;
+        let is_copied = is_new && std::mem::take(&mut known.is_copied);
+        // After a stop of this process nobody may have looked yet for what is due.
+        let share = if self.is_fresh(known.heard, next.now) { self.home_share(most) } else { 0 };
+        let found = known.take(next, share, back).map(|lease| (lease, known.heard.used));
+        drop(shard);
+        if is_copied {
+            self.forget_near(key);
+        }
+        found
     }
 
     /// The store says how many slots of a key are in use, and this was its limit.
     pub(super) fn heard(self: &Arc<Self>, key: &Key, used: u32, most: u32) {
         let (now, key) = (Instant::now(), self.hashed(key));
+        let heard = Heard { used, at: now, most };
         let mut shard = self.shard(&key);
         let full = shard.len() >= MOST_KEYS;
         let known = match shard.entry(key.clone()) {
             hash_map::Entry::Occupied(known) => known.into_mut(),
             hash_map::Entry::Vacant(_) if full => return,
-            hash_map::Entry::Vacant(place) => {
-                place.insert(Known { used, heard: now, most, idle: Vec::new(), weight: 0 })
-            }
+            hash_map::Entry::Vacant(place) => place.insert(Known::new(heard)),
         };
-        (known.used, known.heard, known.most) = (used, now, most);
-        let room = known.has_room(known.weight);
+        known.heard = heard;
+        let room = known.has_room(known.weight, self.home_share(most));
         drop(shard);
         if !room || !self.is_swept(now) {
             self.forget_hashed(&key);
@@ -250,24 +319,68 @@ impl Reuse {
 
     /// Keeps a slot that its last guard gives up, where that is right. Else it is the caller's to give
     /// back.
-    pub(super) fn keep(self: &Arc<Self>, lease: &Arc<Lease>) -> bool {
-        let now = Instant::now();
-        let mut shard = self.shard(&lease.key);
-        let Some(known) = shard.get_mut(&lease.key) else { return false };
+    pub(super) fn keep(self: &Arc<Self>, lease: &Arc<Lease>, now: Instant) -> bool {
         // Else it passes through the store, with news of the use when it is acquired again.
-        if !self.is_fresh(known, now)
-            || !known.has_room(known.weight.saturating_add(lease.weight))
-            || !lease.idle()
-        {
+        if self.keep_near(lease, now).is_none() && self.keep_home(lease, now).is_none() {
             return false;
         }
-        known.push(Arc::clone(lease));
-        drop(shard);
         // Only now: a sweeper that finds nothing ends.
         if !self.is_swept(now) {
             self.forget_hashed(&lease.key);
         }
         true
+    }
+
+    fn keep_near(&self, lease: &Arc<Lease>, now: Instant) -> Option<()> {
+        if !lease.is_shared {
+            return None;
+        }
+        let mut shard = self.near();
+        if let Some(known) = shard.get_mut(&lease.key) {
+            let fresh = self.refresh(&lease.key, known, now);
+            return known.keep(lease, self.near_share(known.heard.most).filter(|_| fresh)?);
+        }
+        let heard = self.heard_at_home(&lease.key, now).filter(|_| shard.len() < MOST_KEYS)?;
+        let mut known = Known::new(heard);
+        known.keep(lease, self.near_share(heard.most)?)?;
+        shard.insert(lease.key.clone(), known);
+        Some(())
+    }
+
+    fn keep_home(&self, lease: &Arc<Lease>, now: Instant) -> Option<()> {
+        let mut shard = self.shard(&lease.key);
+        let known = shard.get_mut(&lease.key).filter(|known| self.is_fresh(known.heard, now))?;
+        known.keep(lease, self.home_share(known.heard.most))
+    }
+
+    /// Sees to it that what is known near a thread is fresh, if it can be.
+    fn refresh(&self, key: &Hashed, known: &mut Known, now: Instant) -> bool {
+        if self.is_fresh(known.heard, now) {
+            return true;
+        }
+        let heard = self.heard_at_home(key, now);
+        known.heard = heard.unwrap_or(known.heard);
+        heard.is_some()
+    }
+
+    /// What is known of a key at its home, while that is fresh, to be copied. The lock of what is near
+    /// is held meanwhile, so that `forget_near` comes before or after.
+    fn heard_at_home(&self, key: &Hashed, now: Instant) -> Option<Heard> {
+        let mut shard = self.shard(key);
+        let known = shard.get_mut(key).filter(|known| self.is_fresh(known.heard, now))?;
+        known.is_copied = true;
+        Some(known.heard)
+    }
+
+    /// How much of a limit each thread may keep for itself: a quarter for all of them.
+    fn near_share(&self, most: u32) -> Option<u32> {
+        let share = most / (4 * self.near.len() as u32);
+        (share >= LEAST_SHARE).then_some(share)
+    }
+
+    /// What is left of half the limit.
+    fn home_share(&self, most: u32) -> u32 {
+        most / 2 - self.near_share(most).unwrap_or(0) * self.near.len() as u32
     }
 
     /// Gives back what is kept of a key.
@@ -276,14 +389,23 @@ impl Reuse {
     }
 
     fn forget_hashed(&self, key: &Hashed) {
-        let known = self.shard(key).remove(key);
-        let idle = known.map(|known| known.idle).unwrap_or_default();
-        self.give_back(&idle);
+        let Some(known) = self.shard(key).remove(key) else { return };
+        self.give_back(&known.idle);
+        if known.is_copied {
+            self.forget_near(key);
+        }
+    }
+
+    fn forget_near(&self, key: &Hashed) {
+        for Near(shard) in &self.near {
+            let known = lock(shard).remove(key);
+            known.iter().for_each(|known| self.give_back(&known.idle));
+        }
     }
 
     /// Gives back what is kept of all keys.
     pub(super) fn forget_all(&self) {
-        for shard in &self.shards {
+        for shard in self.all_shards() {
             let all = std::mem::take(&mut *lock(shard));
             all.values().for_each(|known| self.give_back(&known.idle));
         }
@@ -298,12 +420,22 @@ impl Reuse {
         Hashed { hash: self.hasher.hash_one(key), key: key.clone() }
     }
 
-    fn is_fresh(&self, known: &Known, now: Instant) -> bool {
-        now < known.heard + self.time
+    fn is_fresh(&self, heard: Heard, now: Instant) -> bool {
+        now < heard.at + self.time
     }
 
     fn shard(&self, key: &Hashed) -> MutexGuard<'_, Shard> {
         lock(&self.shards[key.shard()])
+    }
+
+    /// What this thread keeps.
+    fn near(&self) -> MutexGuard<'_, Shard> {
+        lock(&self.near[stripe::mine(self.near.len())].0)
+    }
+
+    /// What is known near a thread never outlives what is known at home.
+    fn all_shards(&self) -> impl Iterator<Item = &Mutex<Shard>> {
+        self.near.iter().map(|Near(shard)| shard).chain(&self.shards)
     }
 
     fn tick(&self) -> Duration {
@@ -348,7 +480,7 @@ impl Reuse {
         }
         let now = Instant::now();
         self.swept.store(self.millis(now), Ordering::Relaxed);
-        for shard in &self.shards {
+        for shard in self.all_shards() {
             let due = self.take_due(&mut lock(shard), now);
             due.iter().for_each(|known| self.give_back(&known.idle));
         }
@@ -367,7 +499,8 @@ impl Reuse {
 
     fn take_due(&self, shard: &mut Shard, now: Instant) -> Vec<Known> {
         let next = now + self.tick();
-        let due = shard.extract_if(|_, known| !self.is_fresh(known, next)).map(|(_, known)| known).collect();
+        let due =
+            shard.extract_if(|_, known| !self.is_fresh(known.heard, next)).map(|(_, known)| known).collect();
         if shard.capacity() > ROOM.max(8 * shard.len()) {
             shard.shrink_to(ROOM.max(2 * shard.len()));
         }
@@ -375,7 +508,7 @@ impl Reuse {
     }
 
     fn is_empty(&self) -> bool {
-        self.shards.iter().all(|shard| lock(shard).is_empty())
+        self.all_shards().all(|shard| lock(shard).is_empty())
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use super::reuse::{Lease, Reuse};
+use super::reuse::{Lease, Next, Reuse};
 use super::{Acquire, Core, Limit, Stripe};
 use crate::metrics::End;
 use crate::semaphore::Permit;
@@ -110,7 +110,8 @@ impl Slot {
     pub async fn release(self) -> Result<(), StoreError> {
         self.set_end(End::Completed);
         let Some(held) = Arc::into_inner(self.held) else { return Ok(()) };
-        let confirmed = held.take_back().map(|store| store.release_confirmed(&held.key, held.id()));
+        let confirmed =
+            held.take_back(Instant::now()).map(|store| store.release_confirmed(&held.key, held.id()));
         drop(held);
         match confirmed {
             Some(confirmed) => confirmed.await,
@@ -321,16 +322,17 @@ impl Held {
 
     /// Takes over a slot that is kept, if there is one, and returns the last known use.
     pub(super) fn take_idle(self: &Arc<Self>, reuse: &Reuse, most: u32) -> Option<u32> {
-        let holder: Weak<dyn Holder> = self.weak();
-        let (lease, used) = reuse.take(&self.key, self.weight(), most, &holder, self.since)?;
+        let next = Next { holder: &self.weak(), weight: self.weight(), now: self.since };
+        let (lease, used) = reuse.take(&self.key, most, &next)?;
         self.set_lease(lease);
         self.set_taken(Taken::Store);
         Some(used)
     }
 
     /// The slot that is to be claimed may be kept when it is released.
-    pub(super) fn make_reusable(self: &Arc<Self>, reuse: &Reuse) {
-        self.set_lease(reuse.lease(&self.key, self.id, self.weight(), self.weak(), self.since));
+    pub(super) fn make_reusable(self: &Arc<Self>, reuse: &Reuse, most: u32) {
+        let next = Next { holder: &self.weak(), weight: self.weight(), now: self.since };
+        self.set_lease(reuse.lease(&self.key, self.id, most, &next));
     }
 
     fn set_lease(&self, lease: Arc<Lease>) {
@@ -387,19 +389,19 @@ impl Held {
 
     /// The store that has to be told, once: not of a slot that this process keeps. The process's own
     /// share is given back at once.
-    fn take_back(&self) -> Option<&dyn SlotStore> {
+    fn take_back(&self, now: Instant) -> Option<&dyn SlotStore> {
         let taken = self.taken.swap(Taken::Nowhere as u8, Ordering::AcqRel);
         if let Some(local) = self.core().local_slots().filter(|_| taken == Taken::Both as u8) {
             local.release(&self.key, self.id());
         }
-        (taken != Taken::Nowhere as u8 && !self.is_kept()).then(|| self.core().store())
+        (taken != Taken::Nowhere as u8 && !self.is_kept(now)).then(|| self.core().store())
     }
 
     /// Lets this process keep the slot for the next request, if it may.
-    fn is_kept(&self) -> bool {
+    fn is_kept(&self, now: Instant) -> bool {
         // One that was not granted yet may never be.
         let lease = self.lease.get().filter(|_| self.granted.load(Ordering::Acquire));
-        lease.zip(self.core().keeps()).is_some_and(|(lease, reuse)| reuse.keep(lease))
+        lease.zip(self.core().keeps()).is_some_and(|(lease, reuse)| reuse.keep(lease, now))
     }
 
     fn loss(&self) -> MutexGuard<'_, Loss> {
@@ -437,12 +439,13 @@ impl Holder for Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Some(store) = self.take_back() {
+        let now = Instant::now();
+        if let Some(store) = self.take_back(now) {
             store.release(&self.key, self.id());
         }
         if *self.granted.get_mut() {
             let end = usize::from(*self.end.get_mut());
-            self.core().hold_ends(self.weight(), self.since.elapsed(), end);
+            self.core().hold_ends(self.weight(), now - self.since, end);
         }
         self.stripe.leave();
         // Those who wait for a loss through a weak handle: there is nothing left to lose.
