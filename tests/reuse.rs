@@ -3,15 +3,16 @@
 mod support;
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use support::child::{self, Args};
 use support::{Child, History, RedisServer, eventually};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::time::{Instant, advance, sleep};
 use tower_slots::store::{Claim, Grant, Key, Reply, SlotId, SlotStore, StoreError, Terms};
 use tower_slots::{Acquire, AcquireError, Limiter, LimiterBuilder, MemoryStore, Origin, RedisStore, Slot};
@@ -446,6 +447,109 @@ async fn metrics_count_requests_and_not_what_the_store_has() {
 }
 
 // ---- over Redis
+
+/// So large that every thread keeps slots of its own, on whatever machine this is.
+const LARGE: u32 = 8192;
+
+/// Does it on a thread of its own, within the runtime of the test.
+fn on_a_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    let runtime = Handle::current();
+    std::thread::spawn(move || {
+        let _within = runtime.enter();
+        work()
+    })
+}
+
+/// Takes so many at once and gives them back, on another thread.
+fn keep_on_a_thread(limiter: &Limiter, count: usize, weight: u32) -> JoinHandle<()> {
+    let limiter = limiter.clone();
+    on_a_thread(move || {
+        let take = || limiter.acquire(ID, Acquire::weight(weight)).now_or_never().unwrap().unwrap();
+        drop(std::iter::repeat_with(take).take(count).collect::<Vec<_>>());
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn threads_keep_no_more_than_half_the_limit_among_them() {
+    let (limiter, store) = reusing(LARGE);
+    let keep = || {
+        let all_have_theirs = Arc::new(Barrier::new(8));
+        let thread = |_| {
+            let (limiter, all_have_theirs) = (limiter.clone(), Arc::clone(&all_have_theirs));
+            on_a_thread(move || {
+                let slots: Vec<_> = (0..500).map(|_| take(&limiter).now_or_never().unwrap()).collect();
+                all_have_theirs.wait();
+                drop(slots);
+            })
+        };
+        let threads: Vec<_> = (0..8).map(thread).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    };
+    keep();
+    let (kept, acquires) = (used(&limiter).await, store.calls().0);
+    assert!((LARGE / 4..=LARGE / 2).contains(&kept), "{kept} are kept");
+    keep();
+    let more = store.calls().0 - acquires;
+    assert!(more <= 8 * 500 - kept as usize, "{more} went to the store though {kept} were kept");
+    sleep(KEPT).await;
+    assert_eq!(used(&limiter).await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_one_thread_keeps_serves_another_before_the_store_is_asked() {
+    let (limiter, store) = reusing(LARGE);
+    keep_on_a_thread(&limiter, 8, 1).join().unwrap();
+    assert_eq!((used(&limiter).await, store.calls()), (8, (8, 0)));
+    let slots = take_some(&limiter, 8).await;
+    assert_eq!((used(&limiter).await, store.calls()), (8, (8, 0)));
+    drop(slots);
+    // None of this weight is kept: all others go back ahead of the claim.
+    keep_on_a_thread(&limiter, 1, 2).join().unwrap();
+    assert_eq!((used(&limiter).await, store.calls()), (2, (9, 8)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_threads_keep_goes_back_when_the_use_passes_half_the_limit() {
+    let store = Counting::default();
+    let build = || on(&store).limit(LARGE).build().unwrap();
+    let (ours, theirs) = (build(), build());
+    keep_on_a_thread(&ours, 8, 1).join().unwrap();
+    let others = take_some(&theirs, LARGE as usize / 2).await;
+    let held = take_some(&ours, 8).await;
+    keep_on_a_thread(&ours, 1, 1).join().unwrap();
+    drop(held);
+    assert_eq!(used(&ours).await, LARGE / 2);
+    drop(others);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_threads_keep_goes_back_when_the_limit_is_lowered() {
+    let most = Arc::new(AtomicU32::new(LARGE));
+    let source = Arc::clone(&most);
+    let store = Counting::default();
+    let limiter = on(&store)
+        .limits(move |_| std::future::ready(tower_slots::Limit::Max(source.load(Ordering::SeqCst))))
+        .build()
+        .unwrap();
+    let _looked_up = take(&limiter).await;
+    keep_on_a_thread(&limiter, 8, 1).join().unwrap();
+    assert_eq!(used(&limiter).await, 9);
+    most.store(10, Ordering::SeqCst);
+    limiter.invalidate(ID);
+    let _slot = take(&limiter).await;
+    assert_eq!(used(&limiter).await, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_threads_keep_is_drained_and_shut_down_with_the_rest() {
+    let (limiter, store) = reusing(LARGE);
+    keep_on_a_thread(&limiter, 8, 1).join().unwrap();
+    assert_eq!(limiter.drain(ID).await.unwrap(), 0, "they went back first");
+    assert_eq!(store.calls(), (8, 8));
+    keep_on_a_thread(&limiter, 8, 1).join().unwrap();
+    assert!(limiter.shutdown(SECOND).await);
+    assert_eq!((used(&limiter).await, store.calls()), (0, (16, 16)));
+}
 
 fn over(server: &RedisServer, limit: u32) -> LimiterBuilder {
     // A long time-out: a machine under load is no outage, and an outage would admit.

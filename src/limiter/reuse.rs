@@ -153,6 +153,8 @@ impl Hasher for Ready {
 pub(super) struct Next<'a> {
     pub holder: &'a Weak<dyn Holder>,
     pub weight: u32,
+    /// The limit of its id.
+    pub most: u32,
     pub now: Instant,
 }
 
@@ -238,62 +240,65 @@ impl Reuse {
         })
     }
 
-    /// What is to be registered for the next request of a key with this limit.
-    pub(super) fn lease(&self, key: &Key, id: SlotId, most: u32, next: &Next<'_>) -> Arc<Lease> {
+    /// What is to be registered for the next request of a key.
+    pub(super) fn lease(&self, key: &Key, id: SlotId, next: &Next<'_>) -> Arc<Lease> {
         let state = LeaseState { holder: Weak::clone(next.holder), since: Some(next.now), lost: false };
         Arc::new(Lease {
             key: self.hashed(key),
             id,
             weight: next.weight,
-            is_shared: self.near_share(most).is_some(),
+            is_shared: self.near_share(next.most).is_some(),
             state: Mutex::new(state),
         })
     }
 
-    /// A kept slot for the next request of a key with this limit, and the last known use.
-    pub(super) fn take(&self, key: &Key, most: u32, next: &Next<'_>) -> Option<(Arc<Lease>, u32)> {
+    /// A kept slot for the next request of a key, and the last known use.
+    pub(super) fn take(&self, key: &Key, next: &Next<'_>) -> Option<(Arc<Lease>, u32)> {
         let (key, mut back) = (self.hashed(key), Vec::new());
-        let found = self.take_near(&key, most, next, &mut back);
-        let found = found.or_else(|| self.take_home(&key, most, next, &mut back));
+        let found = match self.near_share(next.most) {
+            Some(_) => self.take_near(self.near(), &key, next, &mut back),
+            None => None,
+        };
+        let found = found.or_else(|| self.take_home(&key, next, &mut back));
         self.give_back(&back);
         found
     }
 
     fn take_near(
         &self,
+        mut shard: MutexGuard<'_, Shard>,
         key: &Hashed,
-        most: u32,
         next: &Next<'_>,
         back: &mut Vec<Arc<Lease>>,
     ) -> Option<(Arc<Lease>, u32)> {
-        let share = self.near_share(most)?;
-        let mut shard = self.near();
         let known = shard.get_mut(key)?;
-        if !self.refresh(key, known, next.now) {
-            back.append(&mut known.take_all());
-            return None;
-        }
-        known.heard.most = most;
+        let fresh = self.refresh(key, known, next.now);
+        known.heard.most = next.most;
+        let share = self.near_share(next.most).filter(|_| fresh).unwrap_or(0);
         Some((known.take(next, share, back)?, known.heard.used))
     }
 
     fn take_home(
         &self,
         key: &Hashed,
-        most: u32,
         next: &Next<'_>,
         back: &mut Vec<Arc<Lease>>,
     ) -> Option<(Arc<Lease>, u32)> {
         let mut shard = self.shard(key);
         let known = shard.get_mut(key)?;
-        let is_new = std::mem::replace(&mut known.heard.most, most) != most;
-        let is_copied = is_new && std::mem::take(&mut known.is_copied);
+        let is_new_limit = std::mem::replace(&mut known.heard.most, next.most) != next.most;
         // After a stop of this process nobody may have looked yet for what is due.
-        let share = if self.is_fresh(known.heard, next.now) { self.home_share(most) } else { 0 };
+        let share = if self.is_fresh(known.heard, next.now) { self.home_share(next.most) } else { 0 };
         let found = known.take(next, share, back).map(|lease| (lease, known.heard.used));
+        let is_copied = known.is_copied;
         drop(shard);
-        if is_copied {
+        if is_copied && is_new_limit {
             self.forget_near(key);
+        }
+        if is_copied && found.is_none() {
+            // The store may refuse what another thread keeps.
+            let mut near = self.near.iter().map(|Near(shard)| lock(shard));
+            return near.find_map(|shard| self.take_near(shard, key, next, back));
         }
         found
     }

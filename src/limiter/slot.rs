@@ -322,8 +322,8 @@ impl Held {
 
     /// Takes over a slot that is kept, if there is one, and returns the last known use.
     pub(super) fn take_idle(self: &Arc<Self>, reuse: &Reuse, most: u32) -> Option<u32> {
-        let next = Next { holder: &self.weak(), weight: self.weight(), now: self.since };
-        let (lease, used) = reuse.take(&self.key, most, &next)?;
+        let next = Next { holder: &self.weak(), weight: self.weight(), most, now: self.since };
+        let (lease, used) = reuse.take(&self.key, &next)?;
         self.set_lease(lease);
         self.set_taken(Taken::Store);
         Some(used)
@@ -331,8 +331,8 @@ impl Held {
 
     /// The slot that is to be claimed may be kept when it is released.
     pub(super) fn make_reusable(self: &Arc<Self>, reuse: &Reuse, most: u32) {
-        let next = Next { holder: &self.weak(), weight: self.weight(), now: self.since };
-        self.set_lease(reuse.lease(&self.key, self.id, most, &next));
+        let next = Next { holder: &self.weak(), weight: self.weight(), most, now: self.since };
+        self.set_lease(reuse.lease(&self.key, self.id, &next));
     }
 
     fn set_lease(&self, lease: Arc<Lease>) {
