@@ -5,8 +5,7 @@
 //! room that it takes up: hence it goes back when what is known of the use is older than the set time,
 //! and at once when more than half of the limit is in use.
 
-use std::collections::{HashMap, hash_map};
-use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
+use std::collections::hash_map;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -15,7 +14,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
 use super::stripe;
-use crate::store::{Holder, Key, Lost, SlotId, SlotStore};
+use crate::store::{Holder, Key, KeyMap, Lost, SlotId, SlotStore};
 
 const SHARDS: usize = 32;
 /// So many ids of one shard are known at the most; slots of others are not kept.
@@ -31,7 +30,7 @@ const LATE: Duration = Duration::from_millis(500);
 
 /// What the store has registered under one slot id. It passes from one request to the next.
 pub(super) struct Lease {
-    key: Hashed,
+    key: Key,
     id: SlotId,
     weight: u32,
     /// The limit was large enough for each thread to have its share of it.
@@ -96,7 +95,6 @@ pub(super) struct Reuse {
     /// Each thread keeps some slots of ids with a large limit where no other looks for them. What is
     /// known of an id there was true at its home.
     near: Box<[Near]>,
-    hasher: RandomState,
     /// One task looks for what is due, while there is anything: the number of the newest.
     sweeper: Mutex<u64>,
     sweeps: AtomicBool,
@@ -109,45 +107,7 @@ pub(super) struct Reuse {
 #[repr(align(128))]
 struct Near(Mutex<Shard>);
 
-type Shard = HashMap<Hashed, Known, BuildHasherDefault<Ready>>;
-
-/// A key with its hash: made once for each lease, which then comes and goes without another.
-#[derive(Clone, PartialEq, Eq)]
-struct Hashed {
-    hash: u64,
-    key: Key,
-}
-
-impl Hashed {
-    /// By bits that a map does not use.
-    fn shard(&self) -> usize {
-        (self.hash >> 32) as usize % SHARDS
-    }
-}
-
-impl Hash for Hashed {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(self.hash);
-    }
-}
-
-/// Takes a hash as it is.
-#[derive(Default)]
-struct Ready(u64);
-
-impl Hasher for Ready {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
-    }
-
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("a hash is one number");
-    }
-}
+type Shard = KeyMap<Known>;
 
 /// A request that would have a slot that is kept.
 pub(super) struct Next<'a> {
@@ -232,7 +192,6 @@ impl Reuse {
             time,
             shards: std::array::from_fn(|_| Mutex::default()),
             near: std::iter::repeat_with(Near::default).take(stripe::stripes()).collect(),
-            hasher: RandomState::new(),
             sweeper: Mutex::new(0),
             sweeps: AtomicBool::new(false),
             swept: AtomicU64::new(0),
@@ -244,7 +203,7 @@ impl Reuse {
     pub(super) fn lease(&self, key: &Key, id: SlotId, next: &Next<'_>) -> Arc<Lease> {
         let state = LeaseState { holder: Weak::clone(next.holder), since: Some(next.now), lost: false };
         Arc::new(Lease {
-            key: self.hashed(key),
+            key: key.clone(),
             id,
             weight: next.weight,
             is_shared: self.near_share(next.most).is_some(),
@@ -254,12 +213,12 @@ impl Reuse {
 
     /// A kept slot for the next request of a key, and the last known use.
     pub(super) fn take(&self, key: &Key, next: &Next<'_>) -> Option<(Arc<Lease>, u32)> {
-        let (key, mut back) = (self.hashed(key), Vec::new());
+        let mut back = Vec::new();
         let found = match self.near_share(next.most) {
-            Some(_) => self.take_near(self.near(), &key, next, &mut back),
+            Some(_) => self.take_near(self.near(), key, next, &mut back),
             None => None,
         };
-        let found = found.or_else(|| self.take_home(&key, next, &mut back));
+        let found = found.or_else(|| self.take_home(key, next, &mut back));
         self.give_back(&back);
         found
     }
@@ -267,7 +226,7 @@ impl Reuse {
     fn take_near(
         &self,
         mut shard: MutexGuard<'_, Shard>,
-        key: &Hashed,
+        key: &Key,
         next: &Next<'_>,
         back: &mut Vec<Arc<Lease>>,
     ) -> Option<(Arc<Lease>, u32)> {
@@ -278,12 +237,7 @@ impl Reuse {
         Some((known.take(next, share, back)?, known.heard.used))
     }
 
-    fn take_home(
-        &self,
-        key: &Hashed,
-        next: &Next<'_>,
-        back: &mut Vec<Arc<Lease>>,
-    ) -> Option<(Arc<Lease>, u32)> {
+    fn take_home(&self, key: &Key, next: &Next<'_>, back: &mut Vec<Arc<Lease>>) -> Option<(Arc<Lease>, u32)> {
         let mut shard = self.shard(key);
         let known = shard.get_mut(key)?;
         let is_new_limit = std::mem::replace(&mut known.heard.most, next.most) != next.most;
@@ -305,9 +259,9 @@ impl Reuse {
 
     /// The store says how many slots of a key are in use, and this was its limit.
     pub(super) fn heard(self: &Arc<Self>, key: &Key, used: u32, most: u32) {
-        let (now, key) = (Instant::now(), self.hashed(key));
+        let now = Instant::now();
         let heard = Heard { used, at: now, most };
-        let mut shard = self.shard(&key);
+        let mut shard = self.shard(key);
         let full = shard.len() >= MOST_KEYS;
         let known = match shard.entry(key.clone()) {
             hash_map::Entry::Occupied(known) => known.into_mut(),
@@ -318,7 +272,7 @@ impl Reuse {
         let room = known.has_room(known.weight, self.home_share(most));
         drop(shard);
         if !room || !self.is_swept(now) {
-            self.forget_hashed(&key);
+            self.forget(key);
         }
     }
 
@@ -331,7 +285,7 @@ impl Reuse {
         }
         // Only now: a sweeper that finds nothing ends.
         if !self.is_swept(now) {
-            self.forget_hashed(&lease.key);
+            self.forget(&lease.key);
         }
         true
     }
@@ -359,7 +313,7 @@ impl Reuse {
     }
 
     /// Sees to it that what is known near a thread is fresh, if it can be.
-    fn refresh(&self, key: &Hashed, known: &mut Known, now: Instant) -> bool {
+    fn refresh(&self, key: &Key, known: &mut Known, now: Instant) -> bool {
         if self.is_fresh(known.heard, now) {
             return true;
         }
@@ -370,7 +324,7 @@ impl Reuse {
 
     /// What is known of a key at its home, while that is fresh, to be copied. The lock of what is near
     /// is held meanwhile, so that `forget_near` comes before or after.
-    fn heard_at_home(&self, key: &Hashed, now: Instant) -> Option<Heard> {
+    fn heard_at_home(&self, key: &Key, now: Instant) -> Option<Heard> {
         let mut shard = self.shard(key);
         let known = shard.get_mut(key).filter(|known| self.is_fresh(known.heard, now))?;
         known.is_copied = true;
@@ -390,10 +344,6 @@ impl Reuse {
 
     /// Gives back what is kept of a key.
     pub(super) fn forget(&self, key: &Key) {
-        self.forget_hashed(&self.hashed(key));
-    }
-
-    fn forget_hashed(&self, key: &Hashed) {
         let Some(known) = self.shard(key).remove(key) else { return };
         self.give_back(&known.idle);
         if known.is_copied {
@@ -401,7 +351,7 @@ impl Reuse {
         }
     }
 
-    fn forget_near(&self, key: &Hashed) {
+    fn forget_near(&self, key: &Key) {
         for Near(shard) in &self.near {
             let known = lock(shard).remove(key);
             known.iter().for_each(|known| self.give_back(&known.idle));
@@ -418,19 +368,15 @@ impl Reuse {
 
     /// With no lock held.
     fn give_back(&self, leases: &[Arc<Lease>]) {
-        leases.iter().for_each(|lease| self.store.release(&lease.key.key, lease.id));
-    }
-
-    fn hashed(&self, key: &Key) -> Hashed {
-        Hashed { hash: self.hasher.hash_one(key), key: key.clone() }
+        leases.iter().for_each(|lease| self.store.release(&lease.key, lease.id));
     }
 
     fn is_fresh(&self, heard: Heard, now: Instant) -> bool {
         now < heard.at + self.time
     }
 
-    fn shard(&self, key: &Hashed) -> MutexGuard<'_, Shard> {
-        lock(&self.shards[key.shard()])
+    fn shard(&self, key: &Key) -> MutexGuard<'_, Shard> {
+        lock(&self.shards[key.shard(SHARDS)])
     }
 
     /// What this thread keeps.

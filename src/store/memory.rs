@@ -1,12 +1,12 @@
 use std::collections::HashMap;
 use std::fmt;
-use std::hash::{BuildHasher, Hash, RandomState};
+use std::hash::{BuildHasher, Hash};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Claim, Grant, Holder, Key, Lost, Reply, SlotId, SlotMap, SlotStore, StoreError, Terms};
+use super::{Claim, Grant, Holder, Key, KeyMap, Lost, Reply, SlotId, SlotMap, SlotStore, StoreError, Terms};
 
 /// Slots in the memory of this process.
 ///
@@ -29,7 +29,6 @@ use super::{Claim, Grant, Holder, Key, Lost, Reply, SlotId, SlotMap, SlotStore, 
 #[derive(Clone)]
 pub struct MemoryStore {
     shards: Arc<[Mutex<Shard>; SHARDS]>,
-    hasher: RandomState,
 }
 
 const SHARDS: usize = 32;
@@ -40,7 +39,7 @@ const ROOM: usize = 256;
 /// room, so that a key whose slots come and go costs no allocation; that of a burst they give back.
 #[derive(Default)]
 struct Shard {
-    usage: HashMap<Key, Usage>,
+    usage: KeyMap<Usage>,
     slots: SlotMap<Taken>,
 }
 
@@ -91,13 +90,12 @@ impl MemoryStore {
     /// An empty store.
     #[must_use]
     pub fn new() -> Self {
-        Self { shards: Arc::new(std::array::from_fn(|_| Mutex::default())), hasher: RandomState::new() }
+        Self { shards: Arc::new(std::array::from_fn(|_| Mutex::default())) }
     }
 
     fn shard(&self, key: &Key) -> MutexGuard<'_, Shard> {
-        let index = self.hasher.hash_one(key) as usize % SHARDS;
         // A panic elsewhere cannot leave a shard half changed: every change is one map call.
-        self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[key.shard(SHARDS)].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -5,6 +5,7 @@
 //! [`MemoryStore`] keeps the slots of one process, `RedisStore` those of a whole fleet.
 
 mod error;
+mod key;
 mod memory;
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
@@ -19,6 +20,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 pub use self::error::{StoreError, StoreErrorKind};
+pub use self::key::Key;
+pub(crate) use self::key::{KeyMap, short_hash};
 pub use self::memory::MemoryStore;
 pub use self::reply::Reply;
 pub use self::slot_id::SlotId;
@@ -171,40 +174,6 @@ struct Nobody;
 
 impl Holder for Nobody {
     fn lost(&self, _why: Lost) {}
-}
-
-/// The name under which a store keeps one id's slots: the limiter's prefix and the encoded id.
-///
-/// A cheap clone. `Debug` shows only a short hash.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key(Arc<str>);
-
-impl Key {
-    /// The key with exactly this name.
-    #[must_use]
-    pub fn new(name: impl Into<Arc<str>>) -> Self {
-        Self(name.into())
-    }
-
-    /// The whole name.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Key(#{:08x})", short_hash(&self.0))
-    }
-}
-
-/// Tells two names apart in a log without showing them.
-pub(crate) fn short_hash(name: &str) -> u32 {
-    use std::hash::{DefaultHasher, Hasher};
-    let mut hasher = DefaultHasher::new();
-    hasher.write(name.as_bytes());
-    hasher.finish() as u32
 }
 
 /// What a limiter tells its store about every claim: made once, shared by all its claims.

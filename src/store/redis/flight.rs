@@ -1,6 +1,6 @@
 //! One call of the flight script: what it carries, how it is written, and how its reply is read.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use ::redis::{Cmd, Value};
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::error::{classify_text, connection_lost, malformed};
 use super::script::{List, count, sequence, signed, text, unsigned};
-use crate::store::{Grant, Key, SlotId, StoreError, StoreErrorKind, Terms};
+use crate::store::{Grant, Key, KeyMap, SlotId, StoreError, StoreErrorKind, Terms};
 
 /// The most slots that one flight carries, so that it never holds the server for long.
 pub(super) const MOST_SLOTS: u32 = 512;
@@ -133,12 +133,12 @@ impl Ask {
 pub(super) struct Cargo {
     apart: bool,
     pub(super) calls: Vec<Vec<Ask>>,
-    by_key: HashMap<Key, (usize, usize)>,
+    by_key: KeyMap<(usize, usize)>,
 }
 
 impl Cargo {
     pub(super) fn new(apart: bool) -> Self {
-        Self { apart, calls: Vec::new(), by_key: HashMap::new() }
+        Self { apart, calls: Vec::new(), by_key: KeyMap::default() }
     }
 
     /// The head of a queue, unless it does not fit into a flight that carries something already.

@@ -1,6 +1,5 @@
 //! Renewals: which slots are due, and what became of them.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use super::super::flight::{Doubt, MOST_SLOTS};
 use super::super::script::{RenewReply, RenewVerdict, Renewal};
 use super::{GivenUp, News, Phase, Table};
 use crate::metrics;
-use crate::store::{Key, Lost, SlotId, Terms};
+use crate::store::{Key, KeyMap, Lost, SlotId, Terms};
 
 /// Slots of one key that are due for renewal.
 pub(in super::super) struct Batch {
@@ -32,7 +31,7 @@ impl Table {
         news: &mut News,
     ) -> Vec<Batch> {
         let mut batches: Vec<Batch> = Vec::new();
-        let mut open: HashMap<(Key, Duration), (usize, u32)> = HashMap::new();
+        let mut open: KeyMap<(usize, u32), (Key, Duration)> = KeyMap::default();
         for (slot, entry) in &mut self.slots {
             if entry.phase != Phase::Held {
                 continue;
