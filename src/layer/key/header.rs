@@ -85,8 +85,8 @@ fn only_value<'p>(headers: &'p HeaderMap, name: &HeaderName) -> Result<&'p str, 
     if values.next().is_some() {
         return Err(KeyError::Duplicate);
     }
-    let value = std::str::from_utf8(value.as_bytes()).map_err(|_| KeyError::NotText)?;
-    text::visible(value.trim_matches([' ', '\t']).as_bytes())
+    // Of what is trimmed, a header's value can have blanks and tabs alone.
+    text::visible(value.as_bytes().trim_ascii())
 }
 
 /// A value that may be a list, and must not be one.
