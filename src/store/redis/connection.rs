@@ -337,3 +337,19 @@ pub(super) fn tuned(client: Client) -> Client {
     let info = info.clone().set_tcp_settings(tuned);
     Client::open(info).unwrap_or(client)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_older_than_7_are_refused() {
+        for version in ["7.0.0", "7.2.5", "8", "10.1", "255.255.255"] {
+            assert!(check_version(version).is_ok(), "{version}");
+        }
+        for version in ["6.2.14", "2.8", "", "latest"] {
+            let error = check_version(version).expect_err(version);
+            assert!(error.to_string().contains("older than redis 7.0"), "{error}");
+        }
+    }
+}
