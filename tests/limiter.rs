@@ -13,9 +13,10 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
+use support::Watched;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, advance, sleep, timeout};
-use tower_slots::store::{Claim, Grant, Holder, Key, Lost, Reply, SlotId, SlotStore, StoreError, Terms};
+use tower_slots::store::{Claim, Grant, Holder, Key, Lost, SlotId, SlotStore, StoreError, Terms};
 use tower_slots::{
     Acquire, AcquireError, KeyError, Limit, LimitSource, Limiter, LimiterBuilder, MemoryStore, OnOutage,
     Origin, ProjectId, Slot,
@@ -47,46 +48,6 @@ fn assert_saturated(result: Result<Slot, AcquireError>, at: (u32, u32)) {
     match result {
         Err(AcquireError::Saturated { active, limit, .. }) => assert_eq!((active, limit), at),
         other => panic!("expected saturation at {at:?}, got {other:?}"),
-    }
-}
-
-/// A memory store that keeps a copy of every claim.
-#[derive(Clone, Default)]
-struct Recording {
-    inner: MemoryStore,
-    claims: Arc<Mutex<Vec<Claim>>>,
-}
-
-impl Recording {
-    fn keys(&self) -> Vec<String> {
-        self.claims.lock().unwrap().iter().map(|claim| claim.key.as_str().to_owned()).collect()
-    }
-}
-
-impl SlotStore for Recording {
-    fn acquire(&self, claim: Claim) -> Reply<Result<Grant, StoreError>> {
-        self.claims.lock().unwrap().push(claim.clone());
-        self.inner.acquire(claim)
-    }
-
-    fn release(&self, key: &Key, slot: SlotId) {
-        self.inner.release(key, slot);
-    }
-
-    fn release_confirmed(&self, key: &Key, slot: SlotId) -> Reply<Result<(), StoreError>> {
-        self.inner.release_confirmed(key, slot)
-    }
-
-    fn count(&self, key: &Key, terms: &Arc<Terms>) -> Reply<Result<u32, StoreError>> {
-        self.inner.count(key, terms)
-    }
-
-    fn drain(&self, key: &Key, terms: &Arc<Terms>) -> Reply<Result<u32, StoreError>> {
-        self.inner.drain(key, terms)
-    }
-
-    fn flush(&self) -> Reply<()> {
-        self.inner.flush()
     }
 }
 
@@ -259,7 +220,7 @@ mod ids {
 
     #[tokio::test]
     async fn of_plain_text_name_their_key_byte_by_byte() {
-        let store = Recording::default();
+        let store = Watched::default();
         let limiter = Limiter::builder(store.clone()).prefix("sem:").build().unwrap();
         let plain = "AZ.az_09~:@-";
         drop(limiter.try_acquire(plain).await.unwrap());
@@ -268,7 +229,7 @@ mod ids {
 
     #[tokio::test]
     async fn that_differ_never_share_a_key() {
-        let store = Recording::default();
+        let store = Watched::default();
         let limiter = Limiter::builder(store.clone()).limit(1).build().unwrap();
         let mut ids: Vec<String> = (0..=127u8).map(|byte| char::from(byte).to_string()).collect();
         ids.extend(ids.clone().iter().map(|id| format!("a{id}")));
@@ -338,7 +299,7 @@ mod weights {
 
     #[tokio::test]
     async fn that_can_never_fit_are_refused_without_asking_the_store() {
-        let store = Recording::default();
+        let store = Watched::default();
         let limiter = Limiter::builder(store.clone()).limit(5).max_weight(8).build().unwrap();
         for (weight, most) in [(0, 8), (9, 8), (u32::MAX, 8), (6, 5), (8, 5)] {
             assert_impossible(limiter.acquire("acme", Acquire::weight(weight)).await, (weight, most));
@@ -440,7 +401,7 @@ mod limits {
 
     #[tokio::test]
     async fn that_are_none_admit_without_asking_the_store() {
-        let store = Recording::default();
+        let store = Watched::default();
         let (limiter, set) = adjustable(store.clone());
         set(Limit::Unlimited);
         let slots = join_all((0..100).map(|_| limiter.try_acquire("acme"))).await;

@@ -3,7 +3,7 @@
 mod support;
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -11,11 +11,10 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use support::child::{self, Args};
-use support::{Child, History, RedisServer, eventually};
+use support::{Child, History, RedisServer, Watched, eventually};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::time::{Instant, advance, sleep};
-use tower_slots::store::{Claim, Grant, Key, Reply, SlotId, SlotStore, StoreError, Terms};
-use tower_slots::{Acquire, AcquireError, Limiter, LimiterBuilder, MemoryStore, Origin, RedisStore, Slot};
+use tower_slots::{Acquire, AcquireError, Limiter, LimiterBuilder, Origin, RedisStore, Slot};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -26,56 +25,12 @@ const ACME: &str = "sem:acme";
 /// For how long slots are kept here, where nothing else is said.
 const KEPT: Duration = SECOND;
 
-/// A memory store that counts its calls.
-#[derive(Clone, Default)]
-struct Counting {
-    inner: MemoryStore,
-    acquires: Arc<AtomicUsize>,
-    releases: Arc<AtomicUsize>,
-}
-
-impl Counting {
-    /// Acquires and releases so far.
-    fn calls(&self) -> (usize, usize) {
-        (self.acquires.load(Ordering::SeqCst), self.releases.load(Ordering::SeqCst))
-    }
-}
-
-impl SlotStore for Counting {
-    fn acquire(&self, claim: Claim) -> Reply<Result<Grant, StoreError>> {
-        self.acquires.fetch_add(1, Ordering::SeqCst);
-        self.inner.acquire(claim)
-    }
-
-    fn release(&self, key: &Key, slot: SlotId) {
-        self.releases.fetch_add(1, Ordering::SeqCst);
-        self.inner.release(key, slot);
-    }
-
-    fn release_confirmed(&self, key: &Key, slot: SlotId) -> Reply<Result<(), StoreError>> {
-        self.release(key, slot);
-        Reply::ready(Ok(()))
-    }
-
-    fn count(&self, key: &Key, terms: &Arc<Terms>) -> Reply<Result<u32, StoreError>> {
-        self.inner.count(key, terms)
-    }
-
-    fn drain(&self, key: &Key, terms: &Arc<Terms>) -> Reply<Result<u32, StoreError>> {
-        self.inner.drain(key, terms)
-    }
-
-    fn flush(&self) -> Reply<()> {
-        self.inner.flush()
-    }
-}
-
-fn on(store: &Counting) -> LimiterBuilder {
+fn on(store: &Watched) -> LimiterBuilder {
     Limiter::builder(store.clone()).limit(10).reuse(KEPT)
 }
 
-fn reusing(limit: u32) -> (Limiter, Counting) {
-    let store = Counting::default();
+fn reusing(limit: u32) -> (Limiter, Watched) {
+    let store = Watched::default();
     (on(&store).limit(limit).build().unwrap(), store)
 }
 
@@ -115,7 +70,7 @@ async fn a_released_slot_serves_the_next_request_of_its_id_without_the_store() {
 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_kept_without_it() {
-    let store = Counting::default();
+    let store = Watched::default();
     let limiter = Limiter::builder(store.clone()).build().unwrap();
     for n in 1..4 {
         drop(take(&limiter).await);
@@ -173,7 +128,7 @@ async fn no_more_is_idle_than_half_the_limit() {
 
 #[tokio::test(start_paused = true)]
 async fn all_idle_slots_of_an_id_go_back_when_its_use_passes_half_the_limit() {
-    let store = Counting::default();
+    let store = Watched::default();
     let (ours, theirs) = (on(&store).build().unwrap(), on(&store).build().unwrap());
     let mut held = take_some(&ours, 3).await;
     let others = take_some(&theirs, 2).await;
@@ -189,7 +144,7 @@ async fn all_idle_slots_of_an_id_go_back_when_its_use_passes_half_the_limit() {
 
 #[tokio::test(start_paused = true)]
 async fn a_refusal_tells_as_well() {
-    let store = Counting::default();
+    let store = Watched::default();
     let (ours, theirs) = (on(&store).limit(4).build().unwrap(), on(&store).limit(4).build().unwrap());
     drop(take_some(&ours, 2).await);
     let others = take_some(&theirs, 2).await;
@@ -222,7 +177,7 @@ async fn slots_of_other_weights_go_back_before_the_store_is_asked() {
 async fn a_lowered_limit_counts_at_once() {
     let most = Arc::new(AtomicU32::new(10));
     let source = Arc::clone(&most);
-    let store = Counting::default();
+    let store = Watched::default();
     let limiter = on(&store)
         .limits(move |_| {
             let most = source.load(Ordering::SeqCst);
@@ -249,7 +204,7 @@ async fn a_lowered_limit_counts_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn what_is_drained_while_idle_serves_nobody() {
-    let store = Counting::default();
+    let store = Watched::default();
     let (ours, theirs) = (on(&store).build().unwrap(), on(&store).build().unwrap());
     let old = take(&ours).await;
     let id = old.id();
@@ -299,7 +254,7 @@ async fn a_held_slot_keeps_it_from_being_reused() {
 
 #[tokio::test(start_paused = true)]
 async fn max_hold_counts_from_each_requests_own_acquire() {
-    let store = Counting::default();
+    let store = Watched::default();
     let limiter = on(&store).lease(60 * SECOND).reuse(20 * SECOND).max_hold(10 * SECOND).build().unwrap();
     let first = take(&limiter).await;
     let id = first.id();
@@ -335,7 +290,7 @@ async fn shutdown_gives_back_what_is_idle_and_then_keeps_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_limiter_that_is_dropped_gives_back_what_is_idle() {
-    let store = Counting::default();
+    let store = Watched::default();
     let watch = on(&store).build().unwrap();
     let limiter = on(&store).build().unwrap();
     let last = take(&limiter).await;
@@ -379,7 +334,7 @@ fn nothing_is_kept_outside_a_runtime() {
 
 #[test]
 fn a_runtime_that_nobody_drives_is_left_for_another() {
-    let store = Counting::default();
+    let store = Watched::default();
     let limiter = on(&store).reuse(100 * MS).build().unwrap();
     let stuck = Builder::new_current_thread().enable_all().build().unwrap();
     stuck.block_on(async { drop(take(&limiter).await) });
@@ -418,7 +373,7 @@ async fn ids_that_come_once_leave_nothing() {
 
 #[test]
 fn times_that_cannot_work_are_refused() {
-    let with = |time, lease| on(&Counting::default()).lease(lease).reuse(time).build().err();
+    let with = |time, lease| on(&Watched::default()).lease(lease).reuse(time).build().err();
     for time in [Duration::ZERO, Duration::from_micros(999), 10 * SECOND + MS, Duration::MAX] {
         assert_eq!(with(time, 30 * SECOND).map(|error| error.field()), Some("reuse"), "{time:?}");
     }
@@ -430,7 +385,7 @@ fn times_that_cannot_work_are_refused() {
 #[cfg(feature = "metrics")]
 #[tokio::test(start_paused = true)]
 async fn metrics_count_requests_and_not_what_the_store_has() {
-    let (limiter, meter) = support::meter::recorded(|| on(&Counting::default()).build().unwrap());
+    let (limiter, meter) = support::meter::recorded(|| on(&Watched::default()).build().unwrap());
     for _ in 0..3 {
         drop(take(&limiter).await);
     }
@@ -510,7 +465,7 @@ async fn what_one_thread_keeps_serves_another_before_the_store_is_asked() {
 
 #[tokio::test(start_paused = true)]
 async fn what_threads_keep_goes_back_when_the_use_passes_half_the_limit() {
-    let store = Counting::default();
+    let store = Watched::default();
     let build = || on(&store).limit(LARGE).build().unwrap();
     let (ours, theirs) = (build(), build());
     keep_on_a_thread(&ours, 8, 1).join().unwrap();
@@ -526,7 +481,7 @@ async fn what_threads_keep_goes_back_when_the_use_passes_half_the_limit() {
 async fn what_threads_keep_goes_back_when_the_limit_is_lowered() {
     let most = Arc::new(AtomicU32::new(LARGE));
     let source = Arc::clone(&most);
-    let store = Counting::default();
+    let store = Watched::default();
     let limiter = on(&store)
         .limits(move |_| std::future::ready(tower_slots::Limit::Max(source.load(Ordering::SeqCst))))
         .build()

@@ -20,18 +20,18 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tower_slots::{ConcurrencyLimitLayer, Limiter};
 
-use crate::support::{Gated, Script, active, data, endless_body, next, request, serve, until};
+use crate::support::{Script, Watched, active, data, endless_body, next, request, serve, until};
 
 /// A server with one slot.
 struct Server {
-    store: Gated,
+    store: Watched,
     limiter: Limiter,
     address: SocketAddr,
 }
 
 impl Server {
     async fn of(router: Router) -> Self {
-        let store = Gated::open();
+        let store = Watched::default();
         let limiter = Limiter::builder(store.clone()).limit(1).build().expect("valid settings");
         let address = serve(router.layer(ConcurrencyLimitLayer::new(limiter.clone()))).await;
         Self { store, limiter, address }
@@ -143,7 +143,7 @@ async fn a_client_that_goes_before_the_head() {
 /// An HTTP/1 server reads no further than the request's body is read, and so not to the end.
 #[tokio::test]
 async fn a_client_whose_going_cannot_be_noticed() {
-    let limiter = Limiter::builder(Gated::open()).limit(1).max_hold(Duration::from_secs(2)).build();
+    let limiter = Limiter::builder(Watched::default()).limit(1).max_hold(Duration::from_secs(2)).build();
     let layer = ConcurrencyLimitLayer::new(limiter.expect("valid settings"));
     let never_reads = post(async |_unread: Body| pending::<()>().await);
     let address = serve(Router::new().route("/", never_reads).layer(layer.clone())).await;

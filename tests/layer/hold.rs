@@ -18,7 +18,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_slots::{ConcurrencyLimitLayer, HeldSlot, Hold, Limiter, SlotHandle};
 
 use crate::support::{
-    App, Gated, Plain, Script, active, app, data, endless, endless_body, is_at_end, next, request, send,
+    App, Plain, Script, Watched, active, app, data, endless, endless_body, is_at_end, next, request, send,
 };
 
 /// A service for one request, which gets this body.
@@ -160,7 +160,7 @@ async fn a_dropped_response_future_gives_the_slot_back() {
 
 #[tokio::test]
 async fn giving_up_before_the_store_has_answered_gives_the_slot_back() {
-    let store = Gated::new();
+    let store = Watched::gated();
     let limiter = Limiter::builder(store.clone()).limit(1).build().expect("valid settings");
     let mut service = ConcurrencyLimitLayer::new(limiter.clone()).layer(Plain);
 
@@ -172,7 +172,7 @@ async fn giving_up_before_the_store_has_answered_gives_the_slot_back() {
 
     let mut future = Box::pin(service.call(request("acme")));
     assert!(futures_util::poll!(&mut future).is_pending());
-    store.gate.add_permits(1);
+    store.let_through();
     let Poll::Ready(response) = futures_util::poll!(&mut future) else { panic!("the store has answered") };
     assert_eq!(response.expect("infallible").status(), StatusCode::OK);
 }

@@ -31,7 +31,7 @@ use tower_http::trace::TraceLayer;
 use tower_slots::layer::Reason;
 use tower_slots::{ConcurrencyLimitLayer, Limiter, Rejection, SlotHandle};
 
-use crate::support::{Gated, active, ask, endless_body, next, request, serve, text, until};
+use crate::support::{Watched, active, ask, endless_body, next, request, serve, text, until};
 
 async fn until_free(layer: &ConcurrencyLimitLayer) {
     until(async || active(layer.limiter(), "acme").await == 0).await;
@@ -133,7 +133,7 @@ async fn a_time_out_outside_gives_the_slot_back() {
 
 #[tokio::test]
 async fn a_time_out_while_the_store_is_asked_gives_the_slot_back() {
-    let store = Gated::new();
+    let store = Watched::gated();
     let limiter = Limiter::builder(store.clone()).limit(1).build().expect("valid settings");
     let layer = ConcurrencyLimitLayer::new(limiter);
     let router = Router::new().route("/", get(async || "never")).layer(layer.clone()).layer(in_100_ms());

@@ -5,7 +5,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use axum::Router;
@@ -18,11 +17,15 @@ use hyper::body::Incoming;
 use hyper_util::client::legacy::{Client, connect::HttpConnector};
 use hyper_util::rt::TokioExecutor;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 use tower::util::BoxCloneService;
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_slots::store::{Claim, Grant, Key, Reply, SlotId, SlotStore, StoreError, StoreErrorKind, Terms};
-use tower_slots::{ConcurrencyLimitLayer, Limiter, MemoryStore, SlotHandle};
+use tower_slots::{ConcurrencyLimitLayer, Limiter, SlotHandle};
+
+#[path = "../support/watched.rs"]
+mod watched;
+
+pub(crate) use self::watched::Watched;
 
 pub(crate) type App = BoxCloneService<Request<Body>, Response<Body>, Infallible>;
 
@@ -182,61 +185,6 @@ impl SlotStore for Down {
 
     fn flush(&self) -> Reply<()> {
         Reply::ready(())
-    }
-}
-
-/// A memory store whose answers come when they are let through, and that counts releases.
-#[derive(Clone)]
-pub(crate) struct Gated {
-    slots: MemoryStore,
-    pub(crate) gate: Arc<Semaphore>,
-    released: Arc<AtomicUsize>,
-}
-
-impl Gated {
-    pub(crate) fn new() -> Self {
-        Self { slots: MemoryStore::new(), gate: Arc::new(Semaphore::new(0)), released: Arc::default() }
-    }
-
-    /// One that lets all through.
-    pub(crate) fn open() -> Self {
-        Self { gate: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)), ..Self::new() }
-    }
-
-    pub(crate) fn released(&self) -> usize {
-        self.released.load(Ordering::SeqCst)
-    }
-}
-
-impl SlotStore for Gated {
-    fn acquire(&self, claim: Claim) -> Reply<Result<Grant, StoreError>> {
-        let (answer, gate) = (self.slots.acquire(claim), Arc::clone(&self.gate));
-        Reply::later(async move {
-            gate.acquire().await.expect("an open gate").forget();
-            answer.await
-        })
-    }
-
-    fn release(&self, key: &Key, slot: SlotId) {
-        self.released.fetch_add(1, Ordering::SeqCst);
-        self.slots.release(key, slot);
-    }
-
-    fn release_confirmed(&self, key: &Key, slot: SlotId) -> Reply<Result<(), StoreError>> {
-        self.released.fetch_add(1, Ordering::SeqCst);
-        self.slots.release_confirmed(key, slot)
-    }
-
-    fn count(&self, key: &Key, terms: &Arc<Terms>) -> Reply<Result<u32, StoreError>> {
-        self.slots.count(key, terms)
-    }
-
-    fn drain(&self, key: &Key, terms: &Arc<Terms>) -> Reply<Result<u32, StoreError>> {
-        self.slots.drain(key, terms)
-    }
-
-    fn flush(&self) -> Reply<()> {
-        self.slots.flush()
     }
 }
 

@@ -21,6 +21,7 @@ pub mod sentinel;
 pub mod server;
 #[cfg(feature = "redis-tls")]
 pub mod tls;
+pub mod watched;
 
 pub use child::Child;
 pub use clock::ClockedServer;
@@ -29,6 +30,7 @@ pub use history::{History, Visit};
 pub use log::Log;
 pub use proxy::Proxy;
 pub use server::{RedisServer, connect};
+pub use watched::Watched;
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
