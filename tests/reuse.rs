@@ -333,6 +333,27 @@ fn nothing_is_kept_outside_a_runtime() {
 }
 
 #[test]
+fn threads_that_go_on_after_the_runtime_keep_nothing() {
+    for _ in 0..200 {
+        let (limiter, store) = reusing(1000);
+        let runtime = runtime();
+        let slots = runtime.block_on(take_some(&limiter, 200));
+        drop(runtime.block_on(take(&limiter)));
+        let barrier = Arc::new(Barrier::new(2));
+        let others = Arc::clone(&barrier);
+        let releasing = std::thread::spawn(move || {
+            others.wait();
+            drop(slots);
+        });
+        barrier.wait();
+        drop(runtime);
+        releasing.join().unwrap();
+        let (claims, releases) = store.calls();
+        assert_eq!(claims, releases, "a slot stays where nobody looks for it");
+    }
+}
+
+#[test]
 fn a_runtime_that_nobody_drives_is_left_for_another() {
     let store = Watched::default();
     let limiter = on(&store).reuse(100 * MS).build().unwrap();

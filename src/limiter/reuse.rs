@@ -384,9 +384,10 @@ impl Reuse {
         lock(&self.near[stripe::mine(self.near.len())].0)
     }
 
-    /// What is known near a thread never outlives what is known at home.
+    /// The homes first: a thread keeps nothing of an id that has none, so that what is known near a thread
+    /// never outlives it.
     fn all_shards(&self) -> impl Iterator<Item = &Mutex<Shard>> {
-        self.near.iter().map(|Near(shard)| shard).chain(&self.shards)
+        self.shards.iter().chain(self.near.iter().map(|Near(shard)| shard))
     }
 
     fn tick(&self) -> Duration {
