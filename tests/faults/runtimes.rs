@@ -4,6 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 use tower_slots::Limiter;
 
@@ -77,6 +78,29 @@ async fn fault_05_workers_blocked_for_two_ticks_lose_nothing() {
     drop(held);
     judge(5, &history, &never_above(3));
     healed(&server, &other, 3, lease).await;
+    runtime.shutdown_background();
+}
+
+/// The task that sends what was given back waits behind the one that blocks.
+#[tokio::test]
+async fn fault_05_what_a_worker_gave_back_before_it_blocked_goes_with_the_next_call() {
+    let (server, lease) = (RedisServer::start(), 6 * SECOND);
+    let (blocked, other) = (steady(&server.url(), 1, lease), steady(&server.url(), 1, lease));
+    let runtime = runtime();
+    let (given_back, when) = oneshot::channel();
+    let limiter = blocked.clone();
+    runtime.spawn(async move {
+        let slot = limiter.try_acquire(ID).await.unwrap();
+        sleep(100 * MS).await;
+        drop(slot);
+        given_back.send(()).unwrap();
+        thread::sleep(2 * lease);
+    });
+    when.await.unwrap();
+    let called = Instant::now();
+    drop(runtime.spawn(async move { blocked.try_acquire("another").await.unwrap() }).await.unwrap());
+    eventually("the slot is free", lease, async || is_free(&other).await).await;
+    judge_time(5, "a blocked worker's slot is free after", called.elapsed(), SLACK);
     runtime.shutdown_background();
 }
 

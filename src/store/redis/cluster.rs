@@ -208,7 +208,7 @@ impl State {
             }
             let lane = &mut self.lanes[n];
             let change = lane.breaker.succeeded();
-            if lane.out.is_empty() && !lane.recovering && !lane.summoned {
+            if lane.out.is_empty() && !lane.recovering && lane.summoned.is_none() {
                 (lane.node, lane.link) = (None, None);
             }
             self.show(n, change.as_ref());

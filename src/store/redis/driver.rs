@@ -190,7 +190,7 @@ impl Driver {
             lane.link = None;
             lane.endpoint.forget();
             lane.recovering = false;
-            lane.summoned = false;
+            lane.summoned = None;
         }
         state.dozing = false;
         state.due = Some(Instant::now());
@@ -229,9 +229,10 @@ impl Driver {
     }
 
     /// Has the upkeep task see to it that what waits does not wait for long: the flights that are out
-    /// may be slow, or their callers too busy to land them.
+    /// may be slow, or their callers too busy to land them. A pilot that was called needs no such help,
+    /// and that task's waking would have a second worker of the runtime woken each time.
     fn watch_queue(&self, state: &mut State) {
-        let waits = (0..state.lanes.len()).any(|lane| state.waiting_since(lane).is_some());
+        let waits = (0..state.lanes.len()).any(|lane| state.waits_alone(lane));
         if waits && !std::mem::replace(&mut state.watching_queue, true) {
             state.due = Some(state.due.map_or(Instant::now(), |due| due.min(Instant::now())));
             self.wake.notify_one();
@@ -299,7 +300,7 @@ impl Driver {
     fn take_flight(self: &Arc<Self>, lane: usize, most: usize) -> Option<(Out, Handle)> {
         let mut news = News::default();
         let mut state = self.lock();
-        state.lanes[lane].summoned = false;
+        state.lanes[lane].summoned = None;
         let flight = state.take_flight(lane, most, Instant::now(), &mut news);
         let home = state.home.as_ref().map(|home| home.handle.clone());
         let more = state.summon_all();

@@ -52,8 +52,8 @@ pub(super) struct Lane {
     pub(super) link: Option<Link>,
     clock: Clock,
     pub(super) out: Vec<Out>,
-    /// A pilot was called and has not taken off yet.
-    pub(super) summoned: bool,
+    /// When a pilot was called that has not taken off yet.
+    pub(super) summoned: Option<Instant>,
     /// A task looks for a working connection.
     pub(super) recovering: bool,
     pub(super) settings_checked: bool,
@@ -69,7 +69,7 @@ impl Lane {
             link: None,
             clock: Clock { server: 0, at: Instant::now() },
             out: Vec::new(),
-            summoned: false,
+            summoned: None,
             recovering: false,
             settings_checked: false,
         }
@@ -207,10 +207,11 @@ impl State {
         Some(flight)
     }
 
-    /// Whether the upkeep task runs when it should. A runtime that nobody drives any more runs nothing,
+    /// Whether pilots and the upkeep task run when they should. A runtime that nobody drives any more runs nothing,
     /// and does not tell; one that is only busy is told by who calls from it.
     pub(super) fn is_driven(&self, now: Instant) -> bool {
-        let late = self.due.is_some_and(|due| due + STALLED <= now);
+        let mut dues = self.lanes.iter().filter_map(|lane| lane.summoned).chain(self.due);
+        let late = dues.any(|due| due + STALLED <= now);
         self.home.as_ref().is_some_and(|home| home.is_alive() && (!late || home.is_here()))
     }
 
@@ -229,18 +230,23 @@ impl State {
     fn summon(&mut self, lane: usize) -> Option<Handle> {
         let home = self.home.as_ref().filter(|home| home.is_alive())?;
         let flies = &mut self.lanes[lane];
-        let due = !flies.summoned
+        let due = flies.summoned.is_none()
             && flies.out.len() < FLIGHTS
             && flies.can_send()
             && self.table.waiting_since(lane).is_some();
         due.then(|| {
-            flies.summoned = true;
+            flies.summoned = Some(Instant::now());
             home.handle.clone()
         })
     }
 
     pub(super) fn summon_all(&mut self) -> Vec<(usize, Handle)> {
         (0..self.lanes.len()).filter_map(|lane| Some((lane, self.summon(lane)?))).collect()
+    }
+
+    /// Whether anything waits on a lane that no pilot was called for.
+    pub(super) fn waits_alone(&self, lane: usize) -> bool {
+        self.lanes[lane].summoned.is_none() && self.waiting_since(lane).is_some()
     }
 
     /// Since when the oldest of what could be sent on a lane waits for a flight.
