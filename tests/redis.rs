@@ -5,9 +5,11 @@
 mod support;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
+use redis::Value;
+use redis::aio::MultiplexedConnection;
 use support::{Gotsem, Proxy, RedisServer, connect, eventually};
 use tower_slots::store::{Claim, Grant, Key, SlotId, SlotStore, StoreError, StoreErrorKind, Terms};
 use tower_slots::{Acquire, AcquireError, Limiter, LimiterBuilder, OnOutage, Origin, RedisStore, Slot};
@@ -19,10 +21,12 @@ const SOON: Duration = Duration::from_secs(10);
 /// The key of the id `acme`.
 const ACME: &str = "sem:acme";
 
-const FLIGHT: &str =
-    concat!(include_str!("../src/store/redis/prelude.lua"), include_str!("../src/store/redis/flight.lua"));
-const COUNT: &str =
-    concat!(include_str!("../src/store/redis/prelude.lua"), include_str!("../src/store/redis/count.lua"));
+macro_rules! script {
+    ($($part:literal),+) => { concat!($(include_str!(concat!("../src/store/redis/", $part, ".lua"))),+) };
+}
+
+const FLIGHT: &str = script!("clock", "single", "prelude", "flight");
+const COUNT: &str = script!("clock", "prelude", "count");
 
 /// A limiter with a store of its own, as another process would have it. An outage is an error.
 fn on(url: &str) -> LimiterBuilder {
@@ -360,6 +364,131 @@ async fn a_member_whose_score_is_now_has_lapsed() {
         assert_eq!((counted, lapsed, used), (0, 1, 1), "score {score}, now {counted_at} and {flown_at}");
     }
     assert!(same_ms > 0, "the scripts ran within one millisecond at least once");
+}
+
+/// A flight as the script reads it, in MessagePack: numbers, in eight bytes each, and then slots, again
+/// and again.
+fn cargo(parts: &[(&[u64], &[&str])]) -> Vec<u8> {
+    let items: usize = parts.iter().map(|(numbers, slots)| numbers.len() + slots.len()).sum();
+    let mut list = vec![0x90 | items as u8];
+    for (numbers, slots) in parts {
+        for number in *numbers {
+            list.push(0xcf);
+            list.extend_from_slice(&number.to_be_bytes());
+        }
+        for slot in *slots {
+            list.extend_from_slice(&[0xd9, slot.len() as u8]);
+            list.extend_from_slice(slot.as_bytes());
+        }
+    }
+    list
+}
+
+/// What is left of a key: its members with their scores from now on, and its TTL, in seconds.
+const LEFT: &str = "local t = redis.call('TIME')
+    local now = t[1] * 1000 + math.floor(t[2] / 1000)
+    local kind = redis.call('TYPE', KEYS[1]).ok
+    local left = { kind, math.floor(redis.call('PTTL', KEYS[1]) / 1000 + 0.5) }
+    if kind == 'zset' then
+      local members = redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES')
+      for i = 1, #members, 2 do
+        left[#left + 1] = members[i] .. ' ' .. math.floor((members[i + 1] - now) / 1000 + 0.5)
+      end
+    end
+    return left";
+
+#[tokio::test]
+async fn a_flight_of_one_slot_comes_to_what_it_comes_to_among_others() {
+    const AMONG_OTHERS: &str = concat!(
+        script!("clock"),
+        "local cargo, type = cmsgpack.unpack(ARGV[1]), type\n",
+        script!("prelude", "flight")
+    );
+    const FOR_EVER: u64 = (1 << 53) - 1;
+    const OWN: &str = "slot_00000000000000000000000000000000";
+    const OTHER: &str = "slot_10000000000000000000000000000000";
+    let server = RedisServer::start();
+    let mut connection = connect(&server.url()).await;
+    let flights = [
+        ("claim", cargo(&[(&[FOR_EVER, 1, 0, 1, 2, 30_000, 1], &[OWN])])),
+        ("claim of a long lease", cargo(&[(&[FOR_EVER, 1, 0, 1, 2, 300_000, 1], &[OWN])])),
+        ("claim over the limit", cargo(&[(&[FOR_EVER, 1, 0, 1, 1, 30_000, 1], &[OWN])])),
+        ("late claim", cargo(&[(&[1, 1, 0, 1, 2, 30_000, 1], &[OWN])])),
+        ("claim of two", cargo(&[(&[FOR_EVER, 1, 0, 1, 3, 30_000, 2, 2], &[OWN])])),
+        ("release", cargo(&[(&[FOR_EVER, 0, 1, 0], &[OWN])])),
+        ("late release", cargo(&[(&[1, 0, 1, 0], &[OWN])])),
+        ("release and claim", cargo(&[(&[FOR_EVER, 1, 1, 1], &[OTHER]), (&[2, 30_000, 1], &[OWN])])),
+        (
+            "release and claim at the limit",
+            cargo(&[(&[FOR_EVER, 1, 1, 1], &[OTHER]), (&[1, 30_000, 1], &[OWN])]),
+        ),
+        (
+            "release of another and claim",
+            cargo(&[(&[FOR_EVER, 1, 1, 1], &["slot_y"]), (&[2, 30_000, 1], &[OWN])]),
+        ),
+        ("release and late claim", cargo(&[(&[1, 1, 1, 1], &[OTHER]), (&[2, 30_000, 1], &[OWN])])),
+        ("two releases", cargo(&[(&[FOR_EVER, 0, 2, 0], &[OWN, OTHER])])),
+    ];
+    // Members with how many ms they have left, and the key's TTL.
+    type State<'a> = (&'a [(&'a str, i64)], Option<i64>);
+    let states: [State<'_>; 8] = [
+        (&[], None),
+        (&[(OTHER, 20_000)], Some(70_000)),
+        (&[(OTHER, 20_000)], Some(30_000)),
+        (&[(OTHER, 20_000)], None),
+        (&[(OTHER, -20_000)], Some(70_000)),
+        (&[(OTHER, -20_000), ("slot_x", -1_000)], Some(30_000)),
+        (&[(OWN, 20_000)], Some(70_000)),
+        (&[(OTHER, 20_000), (OWN, 10_000)], Some(70_000)),
+    ];
+    let mut cases = 0;
+    for full in [false, true] {
+        // The last state is text.
+        for state in 0..=states.len() {
+            for (flight, cargo) in &flights {
+                let mut came = Vec::new();
+                for script in [FLIGHT, AMONG_OTHERS] {
+                    server.command(&["DEL", ACME]).await;
+                    let Some((members, ttl)) = states.get(state) else {
+                        server.command(&["SET", ACME, "text"]).await;
+                        came.push(fly(&mut connection, &server, script, cargo, full).await);
+                        continue;
+                    };
+                    for (member, left) in *members {
+                        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as i64;
+                        let score = (now + left).to_string();
+                        server.command(&["ZADD", ACME, &score, member]).await;
+                    }
+                    if let Some(ttl) = ttl {
+                        server.command(&["PEXPIRE", ACME, &ttl.to_string()]).await;
+                    }
+                    came.push(fly(&mut connection, &server, script, cargo, full).await);
+                }
+                assert_eq!(came[0], came[1], "{flight} in state {state}, full: {full}");
+                cases += 1;
+            }
+        }
+    }
+    assert_eq!(cases, 2 * 9 * 12);
+}
+
+/// The reply but for its time, and what is left of the key.
+async fn fly(
+    connection: &mut MultiplexedConnection,
+    server: &RedisServer,
+    script: &str,
+    cargo: &[u8],
+    full: bool,
+) -> (Result<Vec<Value>, String>, Vec<Value>) {
+    if full {
+        server.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    }
+    let reply: Result<Vec<Value>, _> =
+        redis::cmd("EVAL").arg(script).arg(1).arg(ACME).arg(cargo).query_async(connection).await;
+    server.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    let reply = reply.map(|reply| reply[1..].to_vec()).map_err(|error| error.to_string());
+    let left = redis::cmd("EVAL").arg(LEFT).arg(1).arg(ACME).query_async(connection).await.unwrap();
+    (reply, left)
 }
 
 #[tokio::test]

@@ -13,7 +13,6 @@
 --        either how many members had lapsed or an error text; then of each key with claims the
 --        members in use if all were admitted, or minus one minus those in use if none was; else a
 --        list of the same for each claim; or false if they came too late or the key is in trouble
-local cargo, type = cmsgpack.unpack(ARGV[1]), type
 local late = now > cargo[1]
 local reply, notes = { now, false }, {}
 

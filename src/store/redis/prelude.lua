@@ -1,7 +1,5 @@
--- Stands before each of the other scripts. The server's clock, in Unix ms, is the only one.
-local call, try, unpack, min = redis.call, redis.pcall, unpack, math.min
-local time = call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- What most scripts share.
+local unpack, min = unpack, math.min
 
 -- Commands take numbers as text; written here once, they are not written again for each command, and
 -- not in as many digits as a number may have.

@@ -7,34 +7,31 @@ use ::redis::{Cmd, Script, Value};
 use super::error::malformed;
 use crate::store::{Key, SlotId, StoreError};
 
-/// One script: its text, and the hash under which the server keeps it.
+/// One script, of several parts: its text, and the hash under which the server keeps it.
 pub(super) struct Source {
     text: &'static str,
     script: LazyLock<Script>,
 }
 
 macro_rules! source {
-    ($file:literal) => {
-        source!("", $file)
-    };
-    ($flags:literal, $file:literal) => {{
-        const TEXT: &str = concat!($flags, include_str!("prelude.lua"), include_str!($file));
+    ($($file:literal),+) => {{
+        const TEXT: &str = concat!($(include_str!(concat!($file, ".lua"))),+);
         Source { text: TEXT, script: LazyLock::new(|| Script::new(TEXT)) }
     }};
 }
 
 // A script with flags that do not rule writing out is refused by a replica, and by a master that may
 // not write: a login needs no further right to learn that.
-pub(super) static HELLO: Source = source!("#!lua flags=allow-oom\n", "hello.lua");
-pub(super) static FLIGHT: Source = source!("flight.lua");
+pub(super) static HELLO: Source = source!("allow_oom", "clock", "hello");
+pub(super) static FLIGHT: Source = source!("clock", "single", "prelude", "flight");
 // A renewal writes over what is there: it must work on a server that has reached `maxmemory`.
-pub(super) static RENEW: Source = source!("#!lua flags=allow-oom\n", "renew.lua");
-pub(super) static COUNT: Source = source!("count.lua");
-pub(super) static DRAIN: Source = source!("drain.lua");
+pub(super) static RENEW: Source = source!("allow_oom", "clock", "prelude", "renew");
+pub(super) static COUNT: Source = source!("clock", "prelude", "count");
+pub(super) static DRAIN: Source = source!("clock", "prelude", "drain");
 #[cfg(feature = "redis-cluster")]
-pub(super) static MARK: Source = source!("mark.lua");
+pub(super) static MARK: Source = source!("clock", "prelude", "mark");
 #[cfg(feature = "redis-cluster")]
-pub(super) static TTL: Source = source!("ttl.lua");
+pub(super) static TTL: Source = source!("clock", "ttl");
 
 impl Source {
     /// The command that runs it by its hash.
