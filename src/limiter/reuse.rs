@@ -504,3 +504,94 @@ impl Drop for Sweeper {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test it is the assertion")]
+mod tests {
+    use super::*;
+    use crate::MemoryStore;
+
+    const TIME: Duration = Duration::from_secs(1);
+    /// So large that each thread has a share.
+    const LARGE: u32 = 100_000;
+
+    fn reuse() -> Arc<Reuse> {
+        Reuse::new(Arc::new(MemoryStore::new()), TIME)
+    }
+
+    fn nobody() -> Weak<dyn Holder> {
+        Weak::<Lease>::new()
+    }
+
+    fn next(holder: &Weak<dyn Holder>, now: Instant) -> Next<'_> {
+        Next { holder, weight: 1, most: LARGE, now }
+    }
+
+    fn keep(reuse: &Arc<Reuse>, key: &Key, now: Instant) -> bool {
+        let lease = reuse.lease(key, SlotId::new(), &next(&nobody(), now));
+        reuse.keep(&lease, now)
+    }
+
+    fn take(reuse: &Reuse, key: &Key, now: Instant) -> bool {
+        reuse.take(key, &next(&nobody(), now)).is_some()
+    }
+
+    #[test]
+    fn threads_and_home_share_half_the_limit() {
+        let reuse = reuse();
+        let threads = reuse.near.len() as u32;
+        let least = 4 * threads * LEAST_SHARE;
+        for most in [0, 1, 2, 3, 31, least - 1, least, least + 1, 1000 * least + 7, u32::MAX] {
+            let near = reuse.near_share(most);
+            assert_eq!(near.is_some(), most >= least, "{most}");
+            let near = near.unwrap_or(0) * threads;
+            assert_eq!(near + reuse.home_share(most), most / 2, "{most}");
+            let quarter = most / 4;
+            assert!(near == 0 || (near <= quarter && near > quarter - threads), "{near} of {most}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_thread_knows_is_as_old_as_what_its_home_knew() {
+        let (reuse, key, start) = (reuse(), Key::new("a"), Instant::now());
+        reuse.heard(&key, 1, LARGE);
+        assert!(keep(&reuse, &key, start + TIME / 2) && take(&reuse, &key, start + TIME / 2));
+        assert_eq!(
+            lock(&reuse.near[stripe::mine(reuse.near.len())].0).len(),
+            1,
+            "it was kept near this thread"
+        );
+        let last = start + TIME - Duration::from_millis(1);
+        assert!(keep(&reuse, &key, last) && take(&reuse, &key, last));
+        assert!(keep(&reuse, &key, last) && !take(&reuse, &key, start + TIME), "it is too old");
+        assert!(!keep(&reuse, &key, start + TIME));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn news_at_home_are_news_near_a_thread() {
+        let (reuse, key, start) = (reuse(), Key::new("a"), Instant::now());
+        reuse.heard(&key, 1, LARGE);
+        assert!(keep(&reuse, &key, start));
+        // Not a sleep, in which what is due would go back.
+        tokio::time::advance(TIME / 5).await;
+        reuse.heard(&key, 1, LARGE);
+        assert!(take(&reuse, &key, start + TIME), "known since a fifth of the time");
+        assert!(!take(&reuse, &key, start + TIME), "it was the only one");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_known_of_ids_is_bounded_and_its_room_comes_back() {
+        let reuse = reuse();
+        let keys: Vec<_> = (0..MOST_KEYS * SHARDS + MOST_KEYS).map(|n| Key::new(n.to_string())).collect();
+        keys.iter().for_each(|key| reuse.heard(key, 1, LARGE));
+        let known = || reuse.shards.iter().map(|shard| lock(shard).len()).collect::<Vec<_>>();
+        assert!(known().iter().all(|&known| known <= MOST_KEYS), "{:?}", known());
+        assert!(known().contains(&MOST_KEYS), "{:?}", known());
+        keys.iter().for_each(|key| _ = keep(&reuse, key, Instant::now()));
+        let near = || reuse.near.iter().map(|Near(shard)| lock(shard).len()).max();
+        assert_eq!(near(), Some(MOST_KEYS));
+        sleep(2 * TIME).await;
+        assert!(reuse.is_empty());
+        assert!(reuse.all_shards().all(|shard| lock(shard).capacity() < 4 * ROOM));
+    }
+}
