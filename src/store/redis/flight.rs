@@ -361,3 +361,227 @@ fn decided(used: i64) -> Verdict {
         _ => Grant::Refused { active: count(-1 - used) },
     })
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test it is the assertion")]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const OOM: &str = "OOM command not allowed when used memory > 'maxmemory'.";
+    const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
+
+    fn claim(weight: u32, limit: u32) -> Acquire {
+        let (now, reply) = (Instant::now(), oneshot::channel().0);
+        Acquire { slot: SlotId::new(), weight, limit, queued: now, deadline: now, tries: 0, reply }
+    }
+
+    fn release(key: &Key, weight: u32) -> Release {
+        let (key, terms, now) = (key.clone(), terms(30), Instant::now());
+        Release {
+            key,
+            slot: SlotId::new(),
+            weight,
+            terms,
+            queued: now,
+            lapses: now,
+            doubt: None,
+            confirm: None,
+        }
+    }
+
+    fn terms(lease: u64) -> Arc<Terms> {
+        Arc::new(Terms::new(Duration::from_secs(lease), Duration::from_secs(1)))
+    }
+
+    fn flight(cargo: Cargo) -> Flight {
+        Flight { lane: 0, calls: cargo.calls, not_after: 7, epoch: 1, deadline: Instant::now() }
+    }
+
+    /// Of `a` two slots are given back and a claim of one made, of `b` claims of two and of one.
+    fn a_and_b() -> Flight {
+        let (a, b) = (Key::new("a"), Key::new("b"));
+        let mut cargo = Cargo::new(false);
+        cargo.push_release(release(&a, 2));
+        cargo.push_claim(&b, &terms(30), claim(2, 9));
+        cargo.push_claim(&a, &terms(60), claim(1, 5));
+        cargo.push_claim(&b, &terms(30), claim(1, 9));
+        flight(cargo)
+    }
+
+    fn ints(numbers: &[i64]) -> Value {
+        Value::Array(numbers.iter().map(|number| Value::Int(*number)).collect())
+    }
+
+    fn note(key: i64, what: Value) -> Value {
+        Value::Array(vec![Value::Int(key), what])
+    }
+
+    fn bulk(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    fn read(flight: &Flight, reply: Vec<Value>) -> Result<FlightReply, StoreError> {
+        flight.read(0, Value::Array(reply))
+    }
+
+    const fn taken(active: u32) -> Verdict {
+        Verdict::Decided(Grant::Granted { active })
+    }
+
+    const fn refused(active: u32) -> Verdict {
+        Verdict::Decided(Grant::Refused { active })
+    }
+
+    #[test]
+    fn the_longer_doubt_counts_until_the_clock_or_the_connection_has_passed_it() {
+        let doubt = |until, epoch| Doubt { until, epoch };
+        assert_eq!(doubt(5, 1).or(None), doubt(5, 1));
+        assert_eq!(doubt(5, 1).or(Some(doubt(4, 2))), doubt(5, 1));
+        assert_eq!(doubt(5, 1).or(Some(doubt(5, 2))), doubt(5, 1));
+        assert_eq!(doubt(5, 1).or(Some(doubt(6, 2))), doubt(6, 2));
+        assert!(!doubt(5, 1).settled(5, None) && doubt(5, 1).settled(6, None));
+        assert!(doubt(5, 1).settled(0, Some(1)) && !doubt(5, 1).settled(0, Some(2)));
+    }
+
+    #[test]
+    fn a_call_has_each_key_once_with_what_is_given_back_before_what_is_claimed() {
+        let flight = a_and_b();
+        assert_eq!(flight.size(), 4);
+        let [a, b] = flight.calls[0].as_slice() else { panic!("two keys in one call") };
+        let back: Vec<_> = a.back[0].slot.members(2).collect();
+        let mut list = List::of(19);
+        let mut numbers = |numbers: &[u64], slots: &[SlotId]| {
+            numbers.iter().for_each(|number| list.number(*number));
+            slots.iter().for_each(|slot| list.slot(*slot));
+        };
+        // Not after 7, the first key has claims; two back and one claim of a limit of 5, 60 s, weight 1.
+        numbers(&[7, 1, 2, 1], &back);
+        numbers(&[5, 60_000, 1], &[a.claims[0].slot]);
+        // None back and two claims of a limit of 9, 30 s, weight 3, which are 2 and 1.
+        numbers(&[0, 2, 9, 30_000, 3, 2, 1], &[b.claims[0].slot, b.claims[1].slot]);
+        let packed = packed(flight.not_after, &flight.calls[0]);
+        assert_eq!(packed, list.into_bytes());
+        assert_eq!(packed[..3], [0xdc, 0, 19], "a list of so many");
+    }
+
+    #[test]
+    fn the_place_of_the_first_claims_is_told() {
+        let (a, b) = (Key::new("a"), Key::new("b"));
+        let mut cargo = Cargo::new(false);
+        cargo.push_release(release(&a, 1));
+        let place = |cargo: &Cargo| packed(7, &cargo.calls[0])[2];
+        assert_eq!(place(&cargo), 0);
+        cargo.push_claim(&b, &terms(30), claim(1, 9));
+        assert_eq!(place(&cargo), 2);
+    }
+
+    #[test]
+    fn claims_of_another_limit_or_lease_are_asks_of_their_own() {
+        let a = Key::new("a");
+        let mut cargo = Cargo::new(false);
+        for (lease, limit) in [(30, 1), (30, 1), (30, 2), (60, 2), (30, 1)] {
+            cargo.push_claim(&a, &terms(lease), claim(1, limit));
+        }
+        let claims: Vec<_> = cargo.calls[0].iter().map(|ask| (ask.limit, ask.claims.len())).collect();
+        assert_eq!(claims, [(1, 2), (2, 1), (2, 1), (1, 1)]);
+    }
+
+    #[test]
+    fn where_keys_must_be_apart_each_has_a_call() {
+        let (a, b) = (Key::new("a"), Key::new("b"));
+        let mut cargo = Cargo::new(true);
+        for key in [&a, &b, &a] {
+            cargo.push_claim(key, &terms(30), claim(1, 1));
+        }
+        // Another limit, but the same key.
+        cargo.push_claim(&b, &terms(30), claim(1, 2));
+        let calls: Vec<_> = cargo.calls.iter().map(|asks| (asks[0].key.clone(), asks.len())).collect();
+        assert_eq!(calls, [(a, 1), (b, 2)]);
+    }
+
+    #[test]
+    fn what_does_not_fit_waits_unless_the_flight_is_empty() {
+        let cargo = Cargo::new(false);
+        let pop = |weight, room| cargo.pop_fitting(&mut VecDeque::from([weight]), room, |weight| *weight);
+        assert_eq!((pop(3, 3), pop(4, 3)), (Some(3), None));
+        assert_eq!(pop(MOST_SLOTS + 1, MOST_SLOTS), Some(MOST_SLOTS + 1));
+        let mut full = Cargo::new(true);
+        for n in 0..MOST_CALLS {
+            full.push_release(release(&Key::new(n.to_string()), 1));
+        }
+        assert_eq!(full.pop_fitting(&mut VecDeque::from([1]), 100, |weight| *weight), None);
+    }
+
+    #[test]
+    fn a_reply_tells_what_became_of_each_key() {
+        let flight = a_and_b();
+        // Both claims of `b` fared alike: six slots are in use with the second one.
+        let reply = read(&flight, vec![Value::Int(99), note(1, Value::Int(3)), Value::Int(4), Value::Int(6)]);
+        let reply = reply.unwrap();
+        assert_eq!((reply.now, reply.trouble().is_none()), (99, true));
+        let [Ok(a), Ok(b)] = reply.answers.as_slice() else { panic!("two answers") };
+        assert_eq!((a.lapsed, a.verdicts.as_slice()), (3, [taken(4)].as_slice()));
+        assert_eq!((b.lapsed, b.verdicts.as_slice()), (0, [taken(5), taken(6)].as_slice()));
+    }
+
+    #[test]
+    fn claims_are_refused_late_or_decided_one_by_one() {
+        let flight = a_and_b();
+        let verdicts = |of_a, of_b| {
+            let reply = read(&flight, vec![Value::Int(99), Value::Nil, of_a, of_b]).unwrap();
+            let verdicts = |answer: &Result<Answer, _>| answer.as_ref().ok().map(|it| it.verdicts.clone());
+            (verdicts(&reply.answers[0]).unwrap(), verdicts(&reply.answers[1]).unwrap())
+        };
+        let none_of_b = vec![refused(8), refused(8)];
+        assert_eq!(verdicts(Value::Int(-6), Value::Int(-9)), (vec![refused(5)], none_of_b));
+        assert_eq!(verdicts(Value::Nil, ints(&[9, -10])), (vec![Verdict::Late], vec![taken(9), refused(9)]));
+        let late = vec![Verdict::Late, Verdict::Late];
+        assert_eq!(verdicts(Value::Int(0), Value::Boolean(false)), (vec![taken(1)], late));
+    }
+
+    #[test]
+    fn trouble_is_what_is_not_of_one_key_alone() {
+        let flight = a_and_b();
+        let reply = |what| {
+            let reply = vec![Value::Int(99), note(2, what), Value::Int(4), Value::Nil];
+            read(&flight, reply).unwrap()
+        };
+        let foreign = reply(bulk(WRONG_TYPE));
+        assert!(foreign.trouble().is_none());
+        let kinds = |reply: &FlightReply| {
+            reply.answers.iter().map(|answer| answer.as_ref().err().map(StoreError::kind)).collect::<Vec<_>>()
+        };
+        assert_eq!(kinds(&foreign), [None, Some(StoreErrorKind::WrongType)]);
+        let full = reply(bulk(OOM));
+        assert_eq!(kinds(&full), [None, full.trouble().map(|error| error.kind())]);
+        assert!(full.trouble().is_some_and(|error| error.kind() != StoreErrorKind::WrongType));
+    }
+
+    #[test]
+    fn replies_of_another_shape_are_malformed() {
+        let flight = a_and_b();
+        let (now, nil, one) = (Value::Int(99), Value::Nil, Value::Int(1));
+        for reply in [
+            vec![],
+            vec![now.clone()],
+            vec![now.clone(), nil.clone(), one.clone()],
+            vec![now.clone(), nil.clone(), one.clone(), one.clone(), one.clone()],
+            vec![Value::Int(-1), nil.clone(), one.clone(), one.clone()],
+            vec![now.clone(), one.clone(), one.clone(), one.clone()],
+            vec![now.clone(), nil.clone(), one.clone(), ints(&[1])],
+            vec![now.clone(), nil.clone(), one.clone(), ints(&[1, 2, 3])],
+            vec![now.clone(), nil.clone(), one.clone(), Value::Array(vec![nil.clone(), nil.clone()])],
+            vec![now.clone(), nil.clone(), bulk("1"), one.clone()],
+            vec![now.clone(), ints(&[1]), one.clone(), one.clone()],
+            vec![now.clone(), ints(&[0, 1]), one.clone(), one.clone()],
+            vec![now.clone(), ints(&[3, 1]), one.clone(), one.clone()],
+            vec![now.clone(), ints(&[1, -1]), one.clone(), one.clone()],
+            vec![now.clone(), note(1, nil.clone()), one.clone(), one.clone()],
+        ] {
+            assert!(read(&flight, reply.clone()).is_err(), "{reply:?}");
+        }
+        assert!(flight.read(0, Value::Okay).is_err());
+    }
+}
