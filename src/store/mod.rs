@@ -229,3 +229,19 @@ impl fmt::Debug for Terms {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn terms_tell_what_they_were_made_of() {
+        let (lease, timeout, max_hold) =
+            (Duration::from_secs(9), Duration::from_millis(70), Duration::from_secs(5));
+        let mut terms = Terms::new(lease, timeout);
+        assert_eq!((terms.policy(), terms.lease(), terms.timeout()), ("concurrency", lease, timeout));
+        assert_eq!(terms.max_hold(), None);
+        terms.max_hold = Some(max_hold);
+        assert_eq!(terms.max_hold(), Some(max_hold));
+    }
+}

@@ -123,4 +123,22 @@ mod tests {
             assert_eq!(classify_text(text).kind(), kind, "{text}");
         }
     }
+    #[test]
+    fn errors_of_the_library_say_what_to_do() {
+        let refused = RedisError::from((ErrorKind::AuthenticationFailed, "password authentication failed"));
+        let error = from_redis(&refused);
+        assert_eq!(error.kind(), StoreErrorKind::NoPerm);
+        assert!(error.to_string().contains("put the right login into the url"), "{error}");
+
+        let down = RedisError::from(std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
+        let error = from_redis(&down);
+        assert_eq!(error.kind(), StoreErrorKind::Io);
+        assert!(error.to_string().contains("is the server up"), "{error}");
+
+        let late = RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
+        assert_eq!(from_redis(&late).kind(), StoreErrorKind::Timeout);
+
+        let odd = RedisError::from((ErrorKind::UnexpectedReturnType, "odd"));
+        assert_eq!(from_redis(&odd).kind(), StoreErrorKind::Other);
+    }
 }
