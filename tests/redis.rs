@@ -778,6 +778,29 @@ async fn a_caller_that_goes_away_after_its_reply_leaks_nothing() {
     assert_whole(&limiter, 5).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_a_slow_link_nothing_waits_until_the_flights_that_are_out_are_back() {
+    const ONE_WAY: Duration = Duration::from_millis(300);
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.addr());
+    let limiter = on(&proxy.url()).limit(10).build().unwrap();
+    drop(limiter.try_acquire("warm").await.unwrap());
+    proxy.set_delay(ONE_WAY);
+    let start = Instant::now();
+    let callers = (0..5).map(|n| {
+        let limiter = limiter.clone();
+        // Later than the one before it, so that both flights are out when the third comes.
+        tokio::spawn(async move {
+            tokio::time::sleep(n * 20 * MS).await;
+            (limiter.try_acquire("acme").await.unwrap(), start.elapsed() - n * 20 * MS)
+        })
+    });
+    for (n, caller) in join_all(callers).await.into_iter().enumerate() {
+        let (_slot, took) = caller.unwrap();
+        assert!(took >= 2 * ONE_WAY && took < 3 * ONE_WAY, "caller {n} took {took:?}");
+    }
+}
+
 #[tokio::test]
 async fn those_who_stay_are_served_though_all_around_them_go_away() {
     let server = RedisServer::start();

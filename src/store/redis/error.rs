@@ -117,6 +117,17 @@ mod tests {
                 "refused to switch database: this user has no permissions to run the 'select' command",
                 StoreErrorKind::NoPerm,
             ),
+            ("NOAUTH Authentication required.", StoreErrorKind::NoPerm),
+            ("WRONGPASS invalid username-password pair or user is disabled.", StoreErrorKind::NoPerm),
+            ("NOSCRIPT No matching script. Please use EVAL.", StoreErrorKind::NoScript),
+            ("LOADING Redis is loading the dataset in memory", StoreErrorKind::Loading),
+            ("MASTERDOWN Link with MASTER is down", StoreErrorKind::Loading),
+            ("BUSY Redis is busy running a script.", StoreErrorKind::Loading),
+            ("MOVED 3999 127.0.0.1:6381", StoreErrorKind::Cluster),
+            ("ASK 3999 127.0.0.1:6381", StoreErrorKind::Cluster),
+            ("TRYAGAIN Multiple keys request during rehashing of slot", StoreErrorKind::Cluster),
+            ("CROSSSLOT Keys in request don't hash to the same slot", StoreErrorKind::Cluster),
+            ("CLUSTERDOWN The cluster is down", StoreErrorKind::Cluster),
             ("ERR something else", StoreErrorKind::Other),
             ("", StoreErrorKind::Other),
         ] {
@@ -140,5 +151,23 @@ mod tests {
 
         let odd = RedisError::from((ErrorKind::UnexpectedReturnType, "odd"));
         assert_eq!(from_redis(&odd).kind(), StoreErrorKind::Other);
+    }
+
+    #[test]
+    fn a_handshake_that_failed_has_its_own_advice() {
+        for (text, advice) in [
+            ("invalid peer certificate: UnknownIssuer", Some("TlsAddress::authority")),
+            ("invalid peer certificate: BadSignature", Some("TlsAddress::authority")),
+            ("invalid peer certificate: certificate not valid for name \"a\"", Some("is for another name")),
+            ("invalid peer certificate: Expired", Some("needs another certificate")),
+            ("received fatal alert: CertificateRequired", Some("TlsAddress::identity")),
+            ("received fatal alert: HandshakeFailure", Some("trust the authority of our certificate")),
+            ("received corrupt message of type InvalidContentType", Some("speaks no TLS")),
+            ("connection refused", None),
+        ] {
+            let found = about_tls(text);
+            assert_eq!(found.is_some(), advice.is_some(), "{text}: {found:?}");
+            assert!(found.unwrap_or_default().contains(advice.unwrap_or_default()), "{text}: {found:?}");
+        }
     }
 }
