@@ -338,6 +338,29 @@ async fn members_that_have_lapsed_are_evicted_before_counting() {
     assert!(server.pttl(ACME).await > 0, "a key without a TTL gets one");
 }
 
+#[cfg(feature = "metrics")]
+#[tokio::test]
+async fn calls_to_the_store_are_measured() {
+    let server = RedisServer::start();
+    let (limiter, meter) =
+        support::meter::recorded(|| on(&server.url()).name("uploads").limit(4).build().unwrap());
+    let put_lapsed = async |names: &[&str]| {
+        for name in names {
+            server.command(&["ZADD", ACME, "1", name]).await;
+        }
+    };
+    put_lapsed(&["slot_a", "slot_b"]).await;
+    let three = limiter.acquire("acme", Acquire::weight(3)).await.unwrap();
+    assert_eq!(meter.sum("slots_expired_total"), 2.0, "by an acquire");
+    put_lapsed(&["slot_c"]).await;
+    three.release().await.unwrap();
+    assert_eq!(meter.sum("slots_expired_total"), 3.0, "and by a release");
+    let seen = meter.read();
+    assert_eq!(seen["batch_size"], [3.0, 3.0]);
+    assert_eq!(seen["releases_total{confirmed}"], [1.0]);
+    assert_eq!(seen["release_backlog"], [0.0]);
+}
+
 #[tokio::test]
 async fn a_member_whose_score_is_now_has_lapsed() {
     let server = RedisServer::start();
@@ -776,6 +799,26 @@ async fn a_caller_that_goes_away_after_its_reply_leaks_nothing() {
     }
     empty(&server).await;
     assert_whole(&limiter, 5).await;
+}
+
+#[tokio::test]
+async fn a_flight_goes_on_for_others_when_the_time_of_who_sent_it_is_over() {
+    const ONE_WAY: Duration = Duration::from_millis(600);
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.addr());
+    let store = RedisStore::open(proxy.url()).unwrap();
+    assert!(granted(&store.acquire(claim(SlotId::new(), 1, 9)).await));
+    let before = server.calls("evalsha").await;
+    proxy.set_delay(ONE_WAY);
+    let start = Instant::now();
+    let patient = store.acquire(claim(SlotId::new(), 1, 9));
+    let brief = Arc::new(Terms::new(30 * SECOND, SECOND));
+    // It is polled first, and takes along what waits.
+    let error = store.acquire(Claim::new(Key::new(ACME), SlotId::new(), 1, 9, &brief)).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Timeout);
+    assert!(granted(&patient.await));
+    assert!(start.elapsed() < 2 * ONE_WAY + 500 * MS, "by the same flight, not {:?}", start.elapsed());
+    assert_eq!(server.calls("evalsha").await - before, 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -216,8 +216,8 @@ pub(super) struct Flight {
 
 impl Flight {
     /// How many slots it takes and gives back.
-    pub(super) fn size(&self) -> usize {
-        self.calls.iter().flatten().map(|ask| ask.back.len() + ask.claims.len()).sum()
+    pub(super) fn size(&self) -> u64 {
+        self.calls.iter().flatten().map(|ask| ask.given_back() as u64 + ask.claimed()).sum()
     }
 
     /// What may be executed of it later than we know of.
@@ -448,7 +448,7 @@ mod tests {
     #[test]
     fn a_call_has_each_key_once_with_what_is_given_back_before_what_is_claimed() {
         let flight = a_and_b();
-        assert_eq!(flight.size(), 4);
+        assert_eq!(flight.size(), 6);
         let [a, b] = flight.calls[0].as_slice() else { panic!("two keys in one call") };
         let back: Vec<_> = a.back[0].slot.members(2).collect();
         let mut list = List::of(19);

@@ -598,3 +598,7 @@ impl Table {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test it is the assertion")]
+mod tests;
