@@ -411,6 +411,46 @@ async fn one_address_that_works_is_enough_and_a_single_server_is_told_of_cluster
     );
 }
 
+/// What a node says no to by its hash, is not asked again in full: neither of one script, nor of
+/// several in a message, nor where another node sent us.
+#[tokio::test]
+async fn a_script_goes_whole_to_a_node_that_does_not_know_it_and_to_no_other() {
+    let cluster = Cluster::start(2).await;
+    let allow = async |node: usize, rule| {
+        cluster.nodes[node].command(&["ACL", "SETUSER", "slots", "on", ">pass", "~*", "+@all", rule]).await;
+    };
+    for node in 0..2 {
+        allow(node, "+evalsha").await;
+    }
+    let limiter = at(&cluster.url().replace("//", "//slots:pass@")).store_timeout(900 * MS).build().unwrap();
+    let (many, moving) = (cluster.ids_on(0, 100), siblings(&cluster, 2));
+    let ask_all = async || join_all(many.iter().map(|id| limiter.try_acquire(id))).await;
+    assert!(ask_all().await.iter().all(Result::is_ok));
+    granted(&limiter, &cluster.ids_on(1, 1)[0], SOON).await;
+    let whole = async |node: usize| cluster.nodes[node].calls("eval").await;
+    let known = (whole(0).await, whole(1).await);
+    assert!(known.0 > 0 && known.1 > 0, "{known:?}");
+
+    allow(0, "-evalsha").await;
+    for denied in ask_all().await {
+        assert_eq!(error_of(denied).kind(), StoreErrorKind::NoPerm);
+    }
+    assert_eq!(whole(0).await, known.0);
+    allow(0, "+evalsha").await;
+    granted(&limiter, &many[0], SOON).await;
+    cluster
+        .move_id(&moving[0], 0, 1, async || {
+            allow(1, "-evalsha").await;
+            assert_eq!(error_of(limiter.try_acquire(&moving[1]).await).kind(), StoreErrorKind::NoPerm);
+            assert_eq!(whole(1).await, known.1);
+            allow(1, "+evalsha").await;
+            cluster.nodes[1].command(&["SCRIPT", "FLUSH"]).await;
+            granted(&limiter, &moving[1], SOON).await;
+            assert!(whole(1).await > known.1);
+        })
+        .await;
+}
+
 #[tokio::test]
 async fn the_documented_rights_are_enough() {
     let cluster = Cluster::start(2).await;

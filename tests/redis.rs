@@ -1144,6 +1144,31 @@ async fn the_documented_rights_are_enough_and_all_needed() {
     }
 }
 
+/// What a server says no to by its hash, is not asked again in full.
+#[tokio::test]
+async fn a_script_goes_whole_to_a_server_that_does_not_know_it_and_to_no_other() {
+    let server = RedisServer::start();
+    server.command(&["ACL", "SETUSER", "user", "on", ">pass", "~sem:*", "+@all"]).await;
+    let limiter = brief(&format!("redis://user:pass@{}/", server.addr()), 2);
+    drop(acquire_many(&limiter, "acme", 8).await);
+    let whole = async || server.calls("eval").await;
+    let known = whole().await;
+    assert!(known > 0, "nobody brought the scripts");
+    server.command(&["ACL", "SETUSER", "user", "-evalsha"]).await;
+    for denied in acquire_many(&limiter, "acme", 8).await {
+        let Err(AcquireError::Unavailable(error)) = denied else { panic!("{denied:?}") };
+        assert_eq!(error.kind(), StoreErrorKind::NoPerm, "{error}");
+    }
+    assert_eq!(whole().await, known);
+    assert!(limiter.active("acme").await.is_err());
+    assert_eq!(whole().await, known);
+    server.command(&["ACL", "SETUSER", "user", "+evalsha"]).await;
+    server.command(&["SCRIPT", "FLUSH"]).await;
+    let granted = async || limiter.try_acquire("acme").await.is_ok_and(|slot| slot.origin() == Origin::Store);
+    eventually("the scripts are brought again", SOON, granted).await;
+    assert!(whole().await > known);
+}
+
 /// A caller that has dropped its slot finds it free: its release goes out before what it asks next.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dropped_slot_is_free_for_whoever_asks_next() {
